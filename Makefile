@@ -2,7 +2,7 @@
 #
 #   make up      build, and run a cluster on this machine until Ctrl-C   (make up ARGS="--model DIR --prefill 2")
 #   make build   every program, the bench too
-#   make test    every test: Rust, then the official OpenAI client and a browser against real clusters
+#   make test    every test but those that need other tools (make test-all): Rust, then the official OpenAI client and a browser against real clusters
 #   make real    a fixed set of requests to a trained model of yours   (make real MODEL=model.gguf)
 #   make sim-faults    a simulated cluster under faults, by seeds   (make sim-faults SEEDS=10000)
 #   make fuzz    kernels at random shapes: the same bits on every instruction set, in any cut   (make fuzz CASES=100000)
@@ -12,25 +12,28 @@
 #   make image     a container image of that, with buildah
 #
 #   make test-aarch64    the CPU backend's tests for aarch64, in qemu
+#   make test-isa        the CPU backend's tests on an x86-64 processor without AVX, in qemu
 #   make test-rdma       RDMA on real verbs, in a QEMU guest with the kernel's software devices   (make test-rdma PARTS="rails pool")
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 VENV   ?= .venv
 
-.PHONY: up programs build test test-aarch64 test-rdma check check-cores check-aarch64 check-dependencies fuzz fuzz-inputs setup-build setup-check setup-test
+.PHONY: up programs build test setup-kafka test-aarch64 test-isa test-rdma check check-cores check-aarch64 check-dependencies fuzz fuzz-inputs setup-build setup-check setup-test
 
 up: programs
 	$(TARGET)/release/tidemill up $(ARGS)
 
 # What `tidemill up` runs, and no more: the bench is half a minute by itself.
+PROGRAMS = -p tidemill-deploy -p tidemill-coordinator -p tidemill-prefill -p tidemill-decode -p tidemill-kvpool
 programs: setup-build
 	@test -x $(TARGET)/release/tidemill || echo "Building Tidemill: ten to thirty minutes on two cores the first time, seconds after that." >&2
-	cargo build --release --locked -p tidemill-deploy -p tidemill-coordinator -p tidemill-prefill -p tidemill-decode -p tidemill-kvpool $(FEATURES)
+	cargo build --release --locked $(PROGRAMS) $(FEATURES)
 
 # The same tree in both: programs, systemd units, example configurations, alerts, dashboards, manifests. Programs of packages also have what
-# is left out of other builds, since it takes thirteen minutes of C++ by itself: RocksDB. `make package FEATURES=` does without.
+# `make up` does without: RocksDB, thirteen minutes of C++ by itself, and the check `schema` of `tidemill eval`. `make package FEATURES=` does
+# without, too.
 .PHONY: package image setup-rocksdb
-package: FEATURES ?= --features tidemill-kvpool/rocksdb
+package: FEATURES ?= --features tidemill-kvpool/rocksdb,tidemill-eval/schema
 package: setup-rocksdb programs
 	deploy/make-package $(TARGET)/release $(TARGET)/package
 
@@ -45,13 +48,35 @@ image: package
 build: setup-build
 	cargo build --release --locked --workspace
 
-# The CUDA kernels are compiled with NVRTC, which needs no GPU. Some tests start programs of other packages, which `cargo test` does not build.
-test: programs setup-test
+# Each phase says its time, and the thirty slowest tests are listed. `make test CHANGED=--changed` leaves out what has passed (`tests/run`).
+# The CUDA kernels are compiled with NVRTC, which needs no GPU. Some tests start programs of other packages, which Cargo does not build for
+# them. Python's tests run on all cores and one more, a file at a time: they mostly wait.
+PHASE = .ci/phase
+PYTHON_TESTS = $(shell expr $$(nproc) + 1)
+test: setup-test
+	$(PHASE) "compile programs" cargo build --release --locked $(PROGRAMS) -p tidemill-bench --features tidemill-eval/schema
 	LD_LIBRARY_PATH=$$(echo $(abspath $(VENV))/lib/python3*/site-packages/nvidia/cu13/lib)$${LD_LIBRARY_PATH:+:$$LD_LIBRARY_PATH} \
-	cargo test --release --locked --workspace --no-fail-fast
-	TIDEMILL_BIN=$(abspath $(TARGET)/release/tidemill) $(VENV)/bin/python -m pytest -q tests/python
-	npm --prefix tests/console run --silent types
-	TIDEMILL_BIN=$(abspath $(TARGET)/release/tidemill) TIDEMILL_BENCH=$(abspath $(TARGET)/release/tidemill-bench) npm --prefix tests/console run --silent test
+	PATH=$(abspath $(TARGET))/tools/bin:$$PATH tests/run $(CHANGED); rust=$$?; \
+	tests/slowest 30 target/nextest/default; exit $$rust
+	TIDEMILL_BIN=$(abspath $(TARGET)/release/tidemill) \
+	$(PHASE) "tests in Python" $(VENV)/bin/python -m pytest -q -n $(PYTHON_TESTS) --dist loadfile --durations 10 tests/python
+	$(PHASE) "types of the console" npm --prefix tests/console run --silent types
+	TIDEMILL_BIN=$(abspath $(TARGET)/release/tidemill) TIDEMILL_BENCH=$(abspath $(TARGET)/release/tidemill-bench) \
+	$(PHASE) "the console in a browser" npm --prefix tests/console run --silent test
+
+# Every test and lint that there is, also those for which CI needs other tools.
+.PHONY: test-all test-kafka test-rocksdb
+test-all: check test
+	.ci/test-sync
+	TIDEMILL_ALL=1 .ci/features
+
+# What operators switch on when they build: events to Kafka, which links OpenSSL, and RocksDB, which is thirteen minutes of C++.
+test-kafka: setup-build setup-kafka
+	cargo nextest run --cargo-profile dev --locked -p tidemill-tenancy --features kafka -- kafka
+	cargo check --locked -p tidemill-coordinator --features kafka
+
+test-rocksdb: setup-build setup-rocksdb
+	cargo nextest run --cargo-profile dev --locked -p tidemill-kvpool --lib --features rocksdb -- records
 
 # A trained model as its users would use it: chat, tools, structured output, twenty turns, summaries, the judge, golden cases. It prints a
 # page of figures, and fails where the server, not the model, does.   (make real MODEL=qwen.gguf PARTS="chat tools")
@@ -78,30 +103,30 @@ SEEDS ?= 10000
 sim-faults:
 	cargo run --release --locked -p tidemill-sim --example faults -- --seeds $(SEEDS)
 
-# Which seed finds each of the bugs that can be planted.
+# Which seed finds each of the bugs that can be planted: what `sim/src/faults/mutation.rs` stores for the tests.
 sim-mutations:
 	cargo run --release --locked -p tidemill-sim --example faults -- --mutations
 
 # Writes what `docs/reference` has from the code; `make test` compares.
 .PHONY: reference
 reference: setup-build
-	TIDEMILL_RENEW_REFERENCE=1 cargo test --release --locked --workspace --test reference
+	TIDEMILL_RENEW_REFERENCE=1 cargo test --release --locked -p tidemill-deploy --test rules reference
 
 # Format, lints and documentation, without warnings.
 check: setup-build check-cores check-aarch64 check-dependencies
 	cargo fmt --all --check
-	cargo clippy --release --locked --workspace --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --workspace --no-deps --quiet
+	$(PHASE) "lints" cargo clippy --locked --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(PHASE) "documentation" cargo doc --locked --workspace --no-deps --quiet
 
-# The deciding part of each role builds without its shell: no tokio, no QUIC, no logging.
+# The deciding part of each role builds without its shell: no tokio, no QUIC, no logging. All are built at once. That proves it for each,
+# since none has a feature switched on, by its own manifest or by another's.
 CORES = proto grammar cluster registry safety tenancy eval gateway kvpool engine prefill decode sim
+CORE_PACKAGES = --no-default-features $(CORES:%=-p tidemill-%)
 check-cores:
-	@for core in $(CORES); do \
-		cargo check --release --locked --quiet -p tidemill-$$core --no-default-features || exit 1; \
-		if cargo tree --locked -p tidemill-$$core --no-default-features -e normal --prefix none | grep -E '^(tokio|quinn|tracing) '; then \
-			echo "the core of $$core must not depend on that"; exit 1; \
-		fi; \
-	done
+	$(PHASE) "cores" cargo check --locked --quiet $(CORE_PACKAGES)
+	@if cargo tree --locked $(CORE_PACKAGES) -e normal --prefix none -f '{lib} {f}' | grep -E '^(tokio|quinn|tracing) |^tidemill_[a-z]+ [a-z]'; then \
+		echo "the cores must not depend on that, nor have that feature"; exit 1; \
+	fi
 
 # The packages that are linked, and where they come from, as `deny.toml` allows it. Its list covers every platform, so those that only a
 # foreign one builds are fetched here as well; after that it reads what lies on disk, and nothing else.
@@ -113,7 +138,7 @@ check-dependencies: setup-check
 # Where `make test-aarch64` has installed what that takes.
 check-aarch64:
 	@if ls "$$(rustc --print sysroot)/lib/rustlib/aarch64-unknown-linux-gnu/lib" >/dev/null 2>&1 && command -v aarch64-linux-gnu-gcc >/dev/null; then \
-		cargo clippy --release --locked --target aarch64-unknown-linux-gnu -p tidemill-kernels -p tidemill-model -- -D warnings; \
+		cargo clippy --locked --target aarch64-unknown-linux-gnu -p tidemill-kernels -p tidemill-model -- -D warnings; \
 	else \
 		echo "aarch64 is not checked: \`make test-aarch64\` installs what that takes"; \
 	fi
@@ -124,6 +149,13 @@ test-aarch64: setup-build
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu" \
 	cargo test --release --locked --target aarch64-unknown-linux-gnu -p tidemill-kernels -p tidemill-model --lib --test checkpoints
+
+# What `make test` has built, on a processor of 2008: no instruction beyond the compiler's base target may be executed unasked. Qemu knows
+# AVX2, which any machine has anyway, but neither AVX-512 nor AMX.
+test-isa: setup-build
+	@deploy/apt-install qemu-x86_64-static:qemu-user-static
+	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="qemu-x86_64-static -cpu Nehalem" \
+	cargo test --release --locked -p tidemill-kernels -p tidemill-model --lib --test checkpoints -- $(ARGS)
 
 # No RDMA hardware is needed, nor any module on this machine. A machine that others keep busy makes it slow, and its deadlines pass.
 # The feature `rdma-abi` takes libclang and the headers of what it compares with; nothing else does.
@@ -139,11 +171,15 @@ test-rdma: programs
 setup-build:
 	@deploy/apt-install cc:gcc cc:libc6-dev as:binutils protoc:protobuf-compiler
 
-# Beside what is built here, so that it stays until that goes.
+# Beside what is built here, so that it stays until that goes. A machine's own runner of tests is as good.
 DENY_VERSION = 0.20.2
+NEXTEST_VERSION = 0.9.143
 setup-check:
 	@$(DENY) --version 2>/dev/null | grep -qF ' $(DENY_VERSION)' || \
 		cargo install --quiet --locked cargo-deny --version $(DENY_VERSION) --no-default-features --root $(TARGET)/tools --target-dir $(TARGET)/tools/build
+
+setup-kafka:
+	@deploy/apt-install :libssl-dev pkg-config:pkg-config c++:g++
 
 setup-rocksdb:
 	@deploy/apt-install c++:g++
@@ -154,3 +190,6 @@ setup-test:
 	@test -x $(VENV)/bin/python || python3 -m venv $(VENV) 2>/dev/null || { deploy/apt-install :python3-venv && python3 -m venv --clear $(VENV); }
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/python/requirements.txt -r kernels/tests/requirements.txt
 	@npm --prefix tests/console ci --silent --no-audit --no-fund
+	@cargo nextest --version >/dev/null 2>&1 || $(TARGET)/tools/bin/cargo-nextest --version >/dev/null 2>&1 || \
+		$(PHASE) "build the runner of tests" cargo install --quiet --locked cargo-nextest --version $(NEXTEST_VERSION) --no-default-features \
+		--features default-no-update --root $(TARGET)/tools --target-dir $(TARGET)/tools/build

@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import pathlib
+import secrets
 import signal
 import socket
 import ssl
@@ -26,6 +27,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 import urllib.error
 import urllib.request
 
@@ -68,14 +70,22 @@ class Cable:
             writer.write(chunk)
 
 
+def secret_of(home, *names):
+    """The file with the secret of two regions."""
+    path = home / ("-".join(sorted(names)) + ".secret")
+    if not path.exists():
+        path.write_text(secrets.token_hex(32))
+    return path
+
+
 class Region:
     def __init__(self, name, programs, model, home, others, flags):
         self.name = name
         config = home / f"{name}.toml"
-        # One file of tenants stands for what regions have in common: keys.
+        # What two regions have in common is a secret; the file of tenants is the same only so that one key serves for both.
         lines = [f"tenants = '{home}/tenants.sqlite'", "[regions]", f"name = '{name}'", "pins = { bank = ['eu'] }"]
         for other, cable in others.items():
-            lines += ["[[regions.others]]", f"name = '{other}'", f"url = 'https://localhost:{cable.port}'", f"ca = '{home}/cert.pem'"]
+            lines += ["[[regions.others]]", f"name = '{other}'", f"url = 'https://localhost:{cable.port}'", f"ca = '{home}/cert.pem'", f"secret = '{secret_of(home, name, other)}'"]
         config.write_text("\n".join(lines) + "\n")
         command = [programs / "tidemill", "up", "--model", model, "--served-model-name", "m", "--http", "127.0.0.1:0", "--log", "warn"]
         command += ["--prefill", "0", "--decode", "1", "--kvpool", "1", "--threads", "1", "--coordinator-config", config, "--restarts", "0", *flags]
@@ -193,7 +203,9 @@ def main():
             stack.callback(region.stop)
             return region
 
-        us, asia = start("us", {}), start("asia", {})
+        # They know the region that relays to them, and have no way to it.
+        nowhere = {"eu": types.SimpleNamespace(port=9)}
+        us, asia = start("us", nowhere), start("asia", nowhere)
         cables = {region.name: Cable(loop, args.delay_ms / 1e3, region.port, tls) for region in (us, asia)}
         eu = start("eu", cables, "--admin", admin)
         key, bank = (make_key(args.programs, f"http://{admin}", tenant) for tenant in ("shop", "bank"))

@@ -93,4 +93,5 @@ def show(door, first):
     )
 
 
-main()
+if __name__ == "__main__":
+    main()

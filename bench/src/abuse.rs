@@ -23,7 +23,7 @@ pub mod premium;
 
 use crate::record;
 use anyhow::{Context, bail, ensure};
-use attacker::Attacker;
+use attacker::{Attacker, Keys};
 use attacks::{ALL, Attack};
 use cluster::{Cluster, Watch};
 use keepsakes::Keepsakes;
@@ -31,6 +31,7 @@ use outcome::{Limits, Outcome, Report};
 use premium::{Chats, Premium};
 use serde::Serialize;
 use std::{path::PathBuf, sync::PoisonError, thread, time::Duration};
+use tidemill_net::process;
 use tokio::{
     runtime::Builder,
     sync::oneshot,
@@ -90,6 +91,7 @@ const SETTLE: Duration = Duration::from_secs(2);
 /// The duration of an attack of `--short`, and its grace.
 const SHORT: Duration = Duration::from_secs(1);
 const SHORT_GRACE: Duration = Duration::from_secs(5);
+const SHORT_KEYS: usize = 50;
 
 pub async fn run(args: AbuseArgs) -> anyhow::Result<()> {
     let chosen: Vec<&Attack> = ALL.iter().filter(|attack| is_chosen(attack, &args.only)).collect();
@@ -128,7 +130,8 @@ struct Memory {
 
 async fn attack_all(args: &AbuseArgs, cluster: &mut Cluster, chosen: &[&'static Attack]) -> anyhow::Result<(Chats, Memory, Vec<Outcome>)> {
     let keepsakes = Keepsakes::make(cluster).await.context("what other tenants store")?;
-    let premium = Premium::new(cluster.url(), &cluster.model, &cluster.key("premium", "premium").await?.secret, args.rate)?;
+    let paying = cluster.key("premium", "premium").await?.secret;
+    let premium = Premium::new(cluster.url(), &cluster.model, &paying, args.rate)?;
     let (mut alone, mut outcomes) = (Chats::default(), Vec::new());
     // This loads the models' pages and opens connections.
     premium.chat_for(Duration::from_secs(2)).await?;
@@ -140,7 +143,7 @@ async fn attack_all(args: &AbuseArgs, cluster: &mut Cluster, chosen: &[&'static 
             alone.add_all(premium.chat_for(lasts).await?);
         }
         eprintln!("{:3} of {}  {:24} {}", n + 1, chosen.len(), attack.name, attack.what);
-        let outcome = one(args, cluster, &keepsakes, &premium, attack, lasts).await;
+        let outcome = one(args, cluster, &keepsakes, (&premium, &paying), attack, lasts).await;
         let outcome = outcome.with_context(|| format!("during `{}`: {}", attack.name, cluster.last_words()))?;
         // Times are judged in the end, when all are known.
         outcome.failures(&Limits::new(&[], true)).iter().for_each(|failure| eprintln!("           {failure}"));
@@ -158,7 +161,7 @@ async fn attack_apart(attack: &'static Attack, attacker: Attacker, until: Instan
     thread::Builder::new().name("attacker".into()).spawn(move || {
         // If times are not judged, the preparations of an attack must not take very long beside other work.
         if !short {
-            attacker::give_way();
+            process::give_way();
         }
         let grace = if short { SHORT_GRACE } else { GRACE };
         let _ = runtime.block_on(async { timeout_at(until + grace, (attack.run)(attacker)).await });
@@ -173,15 +176,17 @@ async fn one(
     args: &AbuseArgs,
     cluster: &mut Cluster,
     keepsakes: &Keepsakes,
-    premium: &Premium,
+    (premium, paying): (&Premium, &str),
     attack: &'static Attack,
     lasts: Duration,
 ) -> anyhow::Result<Outcome> {
     let key = cluster.key(&format!("free-{}", attack.name), "free").await?;
+    let more = cluster.keys(attack.name, "free", if args.short { attack.keys.min(SHORT_KEYS) } else { attack.keys }).await?;
+    let keys = Keys { own: key.secret.clone(), more: more.iter().map(|key| key.secret.clone()).collect(), paying: paying.to_owned() };
     let kept = keepsakes.keep_answer(attack.name).await?;
     let before = Watch::start(cluster).await?;
     let until = Instant::now() + lasts;
-    let attacker = Attacker::new(cluster, &key.secret, keepsakes.ids(), kept.clone(), attack.deserves, until)?;
+    let attacker = Attacker::new(cluster, keys, keepsakes.ids(), kept.clone(), attack.deserves, until)?;
     let seen = attacker.seen();
     let chats = premium.chat_while(async {
         let ended = attack_apart(attack, attacker, until, args.short).await;
@@ -192,8 +197,10 @@ async fn one(
     let (chats, ended) = chats.await?;
     ended?;
     let mut watched = before.end(cluster).await;
-    if let Err(error) = cluster.revoke(&key).await {
-        watched.alarms.push(format!("{error:#}"));
+    for key in [&key].into_iter().chain(&more) {
+        if let Err(error) = cluster.revoke(key).await {
+            watched.alarms.push(format!("{error:#}"));
+        }
     }
     let left_running = cluster.rest(REST_MAX).await;
     let lost = keepsakes.compare(cluster, &kept).await;

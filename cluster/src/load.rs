@@ -33,6 +33,8 @@ pub struct WorkerLoad {
     /// The time of its last message.
     pub heard: Duration,
     pub report: Report,
+    /// The number of reports that it has sent.
+    pub reports: u64,
     pub decode: DecodeLoad,
     /// The number of sequences that other coordinators have at this decode worker, as of its last report.
     pub others: u32,
@@ -113,6 +115,7 @@ impl Load {
         let load = WorkerLoad {
             heard: now,
             report: Report::default(),
+            reports: 0,
             decode: DecodeLoad::default(),
             others: 0,
             prefill: PrefillQueue::default(),
@@ -170,6 +173,7 @@ impl Load {
         if self.shared {
             load.others = (report.running.saturating_add(report.waiting)).saturating_sub(load.decode.sequences);
         }
+        load.reports += 1;
         Some(std::mem::replace(&mut load.report, report))
     }
 
@@ -278,6 +282,7 @@ mod tests {
         assert_eq!(load.get(worker).unwrap().whole(1000), (3, 3000));
         load.reported(worker, Report::default());
         assert_eq!(load.get(worker).unwrap().whole(1000), (0, 0));
+        assert_eq!(load.get(worker).unwrap().reports, 3);
         load.check_integrity();
     }
 

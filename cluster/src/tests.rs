@@ -619,6 +619,26 @@ fn an_answer_that_ends_before_its_prefill_is_reported_has_the_time_of_it() {
 }
 
 #[test]
+fn a_sequence_that_meets_a_good_bye_goes_elsewhere_and_is_not_lost() {
+    for leaves in [true, false] {
+        let (mut cluster, now) = (Cluster::new(settings(), model()), START);
+        let first = cluster.register(now, register("first", RoleInfo::Decode(engine(1)))).unwrap();
+        let waiting = cluster.submit(now, request(40, 1)).unwrap();
+        assert_eq!(decode_jobs(&drain(&mut cluster))[0].0, first);
+        let second = cluster.register(now, register("second", RoleInfo::Decode(engine(1)))).unwrap();
+        if leaves {
+            cluster.worker_event(now, first, WorkerEvent::Leaving);
+        }
+        cluster.worker_down(now, first);
+        let now = now + Duration::from_secs(1);
+        cluster.tick(now);
+        let jobs = decode_jobs(&drain(&mut cluster));
+        assert_eq!((jobs[0].0, jobs[0].1.request), (second, waiting));
+        assert_eq!(cluster.view(now).rescues, u64::from(!leaves), "a worker that leaves hands back what it has begun");
+    }
+}
+
+#[test]
 fn a_sequence_runs_only_where_its_longest_answer_fits() {
     let (mut cluster, now) = (Cluster::new(settings(), model()), START);
     cluster.register(now, register("small", RoleInfo::Decode(small_engine()))).unwrap();

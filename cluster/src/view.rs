@@ -96,6 +96,8 @@ pub struct MemberView {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub probe: Option<ProbeView>,
     pub seconds_since_heartbeat: f64,
+    /// The number of reports that this coordinator got since it registered. The second one from now on is made after now.
+    pub reports: u64,
     /// The number of its sequences or prefill jobs from this coordinator that have not ended.
     pub assigned: usize,
     /// Its last report, without steps.
@@ -153,6 +155,7 @@ impl Cluster {
             unhealthy: member.unhealthy,
             probe: self.probes.as_ref().and_then(|probes| probes.of_worker(now, epoch)),
             seconds_since_heartbeat: now.saturating_sub(load.heard).as_secs_f64(),
+            reports: load.reports,
             assigned: load.decode.sequences as usize + load.prefill.len(),
             report,
             step_cost: self.cost.step_errors(epoch).map(|_| self.cost.steps(epoch, member.role()).coefficients()),

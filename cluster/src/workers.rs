@@ -76,7 +76,7 @@ impl Cluster {
         }
         self.index.remove_node(worker);
         match member.role() {
-            Role::Decode => self.decode_worker_down(now, worker),
+            Role::Decode => self.decode_worker_down(now, worker, member.draining && !member.unhealthy),
             Role::Prefill => self.prefill_worker_down(now, &jobs),
             Role::Kvpool => self.pool_node_down(now, worker),
         }

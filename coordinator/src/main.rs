@@ -2,7 +2,7 @@
 
 use std::env;
 use tidemill_coordinator::{run, settings::Flags};
-use tidemill_gateway::features::grammars::helper;
+use tidemill_gateway::features::{grammars::helper, templates};
 use tidemill_net::{
     config::Cli,
     process::{self, Logging},
@@ -14,11 +14,12 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> Result<(), process::Failed> {
     process::keep_files_private();
-    // A coordinator starts its own program as the grammar helper, which must have no threads yet.
-    if env::args_os().nth(1).is_some_and(|argument| argument == helper::ARGUMENT) {
-        return Ok(helper::run()?);
+    // A coordinator starts its own program as its helpers, which must have no threads yet.
+    match env::args_os().nth(1) {
+        Some(argument) if argument == helper::ARGUMENT => Ok(helper::run()?),
+        Some(argument) if argument == templates::ARGUMENT => Ok(templates::run()?),
+        _ => coordinate(),
     }
-    coordinate()
 }
 
 #[tokio::main]

@@ -11,7 +11,7 @@ use crate::{
     settings::{Settings, TlsFiles, semantic::SemanticCache, tenants::KeptIn},
     tasks::Tasks,
 };
-use std::{collections::BTreeMap, future, io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, future, io, net::SocketAddr, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
 use tidemill_gateway::{
     base::origins::Origins,
     batches::{self, Batches},
@@ -19,6 +19,7 @@ use tidemill_gateway::{
         feedback::{self, Feedback},
         grammars::{Grammars, helper},
         server_tools::ServerTools,
+        templates::Templates,
     },
     http::{
         routes,
@@ -44,7 +45,7 @@ use tidemill_gateway::{
         sqlite::{OpenError, Sqlite},
     },
     tenants::{MeterSettings, TenantSettings, Tenants, TenantsError},
-    text::{TextModel, error::ModelError},
+    text::{TextModel, error::ModelError, template::Confinement},
     traces::{
         Traces,
         collector::{self, Collector},
@@ -157,9 +158,17 @@ pub struct Coordinator {
     pub quic: SocketAddr,
 }
 
+/// A future behind a pointer. A plain one is compiled where it is awaited: the whole coordinator, once for its program and again for each
+/// program of tests.
+type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
 impl Coordinator {
     /// Reads the model directory and binds all addresses.
-    pub async fn bind(settings: Settings) -> Result<Self, RunError> {
+    pub fn bind(settings: Settings) -> Boxed<Result<Self, RunError>> {
+        Box::pin(Self::bound(settings))
+    }
+
+    async fn bound(settings: Settings) -> Result<Self, RunError> {
         metrics::install();
         let store: Arc<dyn Store> = match (&settings.database, &settings.data) {
             (Some(address), _) => Arc::new(Postgres::new(address.clone(), settings.store)),
@@ -172,8 +181,9 @@ impl Coordinator {
         let batches = settings.data.as_ref().map(|dir| Batches::open(&dir.join("batches"), settings.batches)).transpose()?;
         let tls = settings.tls.map(|TlsFiles { cert, key }| Tls::load(cert, key)).transpose()?.map(Arc::new);
         let (mut models, mut vocabularies) = (Vec::new(), Vec::new());
+        let templates: Arc<dyn Confinement> = Arc::new(Templates::new(settings.helper.clone()));
         for model in settings.models {
-            let text = TextModel::load(&model.dir)?.with_forced_calls_max(settings.forced_calls_max);
+            let text = TextModel::load_within(&model.dir, &templates)?.with_forced_calls_max(settings.forced_calls_max);
             let width = text.config.identity.vocab_size as usize;
             vocabularies.push(helper::Model { tokenizer: model.dir.join("tokenizer.json"), width });
             models.push((model.name, if settings.clients_marks { text.with_clients_marks() } else { text }));
@@ -281,7 +291,7 @@ impl Coordinator {
             data: settings.data.clone(),
             batches: batches.map(Arc::new),
             // The helper reads the vocabularies while this process starts, so that no request waits for it.
-            grammars: Grammars::start(settings.grammar_helper, vocabularies).map_err(RunError::Grammars)?,
+            grammars: Grammars::start(settings.helper, vocabularies).map_err(RunError::Grammars)?,
             tenants,
             safety,
             server_tools: settings.server_tools.map(ServerTools::new).transpose()?.map(Arc::new),
@@ -317,7 +327,11 @@ impl Coordinator {
 
     /// Serves until `shutdown`; then accepts no new requests, lets running ones finish within the drain time, and closes. An error means
     /// that a part of this process broke and the rest must not go on without it (deadlines and dead workers would go unnoticed).
-    pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
+    pub fn serve(self, shutdown: impl Future<Output = ()> + Send + 'static) -> Boxed<Result<(), RunError>> {
+        Box::pin(self.serve_until(Box::pin(shutdown)))
+    }
+
+    async fn serve_until(self, shutdown: Boxed<()>) -> Result<(), RunError> {
         let links = Links { driver: Arc::clone(&self.driver), registry: self.registry.clone(), peers: self.peers };
         let (link_loop, front_door_loop) = (self.link_loop.handle(), &Handle::current());
         let mut tasks = Tasks::default();
@@ -449,7 +463,7 @@ async fn listen(flag: &'static str, addr: SocketAddr) -> Result<(TcpListener, So
 }
 
 /// Binds, prints the addresses on stdout, and serves until `shutdown`.
-pub async fn run(settings: Settings, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
+pub async fn run(settings: Settings, shutdown: impl Future<Output = ()> + Send + 'static) -> Result<(), RunError> {
     let coordinator = Coordinator::bind(settings).await?;
     let admin = coordinator.admin.map_or(String::new(), |addr| format!(" admin http://{addr}"));
     let scheme = if coordinator.tls.is_some() { "https" } else { "http" };

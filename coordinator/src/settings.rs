@@ -224,6 +224,12 @@ pub struct Flags {
     /// Size of all files of one tenant: over this, it stores no more until it deletes some [default: 4GiB]
     #[arg(long, value_name = "SIZE")]
     pub batch_bytes_max: Option<String>,
+    /// Size of all files of all tenants [default: 64GiB]
+    #[arg(long, value_name = "SIZE")]
+    pub batch_total_bytes_max: Option<String>,
+    /// Free space of the data directory's disk below which no more files of clients are written [default: 1GiB]
+    #[arg(long, value_name = "SIZE")]
+    pub batch_disk_reserve: Option<String>,
     /// Days after which files, and batches that have ended, are deleted; `[retention]` has days for each of them [default: 30]
     #[arg(long, value_name = "DAYS")]
     pub batch_days: Option<u64>,
@@ -231,7 +237,7 @@ pub struct Flags {
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retention: Option<RetentionFlags>,
-    /// Most requests of all batches that run at a time [default: 16]
+    /// Most requests of all batches that run at a time [default: 32]
     #[arg(long, value_name = "N")]
     pub batch_concurrency: Option<usize>,
     /// Longest uncached suffix of a prompt, in tokens, that the decode worker computes itself; 0 sends every full block to a prefill worker
@@ -261,6 +267,10 @@ pub struct Flags {
     /// Largest body of a request, such as 8MiB; a larger one gets 413, and so does one of more than 2,097,152 JSON values [default: 32MiB]
     #[arg(long, value_name = "SIZE")]
     pub body_bytes_max: Option<String>,
+    /// Longest time until a request's body has arrived, and longest silence in an upload, which must also come at 16 KiB/s after a third of
+    /// this, in seconds; then 408 [default: 60]
+    #[arg(long, value_name = "S")]
+    pub body_timeout_s: Option<u64>,
     /// Most connections of clients at a time. When all are taken, the oldest with a half-sent head gives way, then the longest idle;
     /// further clients wait to be accepted. The process needs as many open files [default: 4096]
     #[arg(long, value_name = "N")]
@@ -412,8 +422,8 @@ pub struct Settings {
     pub forced_calls_max: u32,
     /// Bounds of clients' files and batches.
     pub batches: batches::Limits,
-    /// The program that compiles grammars: this one.
-    pub grammar_helper: PathBuf,
+    /// The program that this one starts as its helpers, for grammars and templates: itself.
+    pub helper: PathBuf,
     /// The safety checks; `None` if prompts and answers are not checked.
     pub safety: Option<Safety>,
     /// The moderation model; without it, texts of which the classifier is unsure pass.

@@ -353,7 +353,7 @@ impl Scheduler {
     fn take_in(&mut self, chunks: &[ScheduledChunk], results: Vec<SegmentResult>, now: Duration) -> Outcome {
         let mut outcome = Outcome::default();
         let longest = self.limits.longest(self.residency.device_blocks());
-        for (chunk, SegmentResult { scores, drawn, fault, embedding }) in chunks.iter().zip(results) {
+        for (chunk, SegmentResult { scores, drawn, fault, is_late, embedding }) in chunks.iter().zip(results) {
             let state = self.sequences.get_mut(&chunk.job).expect(LIVE);
             let (job, link, sequence, drafted) = (chunk.job, state.link, state.job.sequence, state.drafted());
             if let Some((values, finish)) = state.finish_embedding(chunk.start + chunk.len, embedding) {
@@ -377,8 +377,9 @@ impl Scheduler {
             count_places(&mut self.counters.tokens_accepted, accepted);
             state.provenance.drafted += drafted as u64;
             state.provenance.accepted += accepted as u64;
-            // A drafted row counts if it follows the sequence's tokens: that of the last token, and one for each confirmed token.
-            let len = if drafted == 0 { chunk.len } else { tokens.len() + usize::from(fault.is_some()) };
+            // A drafted row counts if it follows the sequence's tokens: that of the last token, and one for each confirmed token. A row
+            // whose mask was late is computed again, with the same bits.
+            let len = if drafted == 0 { chunk.len - usize::from(is_late) } else { tokens.len() + usize::from(fault.is_some()) };
             outcome.computed.push(ScheduledChunk { len, ..*chunk });
             outcome.tokens.entry(link).or_default().extend(tokens);
             outcome.finished.extend(finish.or(fault.map(|reason| Finish::Failed { reason })).map(|reason| (job, reason)));

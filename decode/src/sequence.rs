@@ -7,6 +7,7 @@ use std::time::Duration;
 use tidemill_engine::{
     job::JobId,
     residency::{FetchedBlocks, JobKv},
+    role::MaskState,
     states::StateRule,
 };
 use tidemill_kvpool::client::{Arrival, Source};
@@ -30,6 +31,8 @@ pub(crate) struct Sequence {
     pub(crate) passed: u32,
     /// Whether its grammar is being compiled.
     pub(crate) awaits_grammar: bool,
+    /// The mask of its next token.
+    pub(crate) mask: MaskState,
     history: History,
     /// The proposals for its next tokens; `None` if this worker does not speculate.
     drafter: Option<Drafter>,
@@ -62,6 +65,7 @@ impl Sequence {
             number,
             passed: 0,
             awaits_grammar: job.constraint.is_some(),
+            mask: MaskState::InTime,
             history,
             drafter: None,
             row: Vec::new(),
@@ -109,7 +113,7 @@ impl Sequence {
 
     /// Whether a step may compute it.
     pub(crate) fn is_ready(&self) -> bool {
-        self.kv.is_ready() && !self.awaits_grammar
+        self.kv.is_ready() && !self.awaits_grammar && self.mask != MaskState::Awaited
     }
 
     /// Whether the next step only needs the token drawn last.
@@ -199,8 +203,9 @@ impl Sequence {
         let banned = if generated < stop.min_tokens { stop.min_tokens - generated } else { u32::MAX };
         let left = banned.min(stop.max_tokens.saturating_sub(generated)) as usize;
         let most = most.min(left.min(longest.saturating_sub(tokens.len())).saturating_sub(1));
-        // Scores and embeddings of a prompt include its last row, so nothing is drafted until they are computed.
-        if self.is_scoring() || self.job.embeds.is_some() { 0 } else { most }
+        // Scores and embeddings of a prompt include its last row, so nothing is drafted until they are computed. The masks after drafted
+        // tokens are computed in the step, which waits for them.
+        if self.is_scoring() || self.job.embeds.is_some() || self.mask != MaskState::InTime { 0 } else { most }
     }
 
     /// Drafts the first `len` guessed tokens for verification by the next step.

@@ -124,6 +124,9 @@ pub struct UpArgs {
     /// DRAM of each KV pool node
     #[arg(long, default_value = "2GiB")]
     pool_memory: String,
+    /// Milliseconds between two reports of a worker [default: 1000]. For tests, which wait for reports: hence it is not in the help
+    #[arg(long, hide = true)]
+    heartbeat_ms: Option<u64>,
     /// Time that a reader has to read blocks leased from a pool node, in milliseconds
     #[arg(long, default_value_t = 10_000)]
     pool_lease_ms: u64,
@@ -338,11 +341,12 @@ impl Cluster {
             quic.push(links.to_owned());
         }
 
-        let coordinators = ("--coordinators", quic.join(","));
-        self.start_pool(args, &models, &common(std::slice::from_ref(&coordinators)), data)?;
+        let heartbeat = args.heartbeat_ms.map(|ms| ("--heartbeat-ms", ms.to_string()));
+        let links: Vec<_> = [("--coordinators", quic.join(","))].into_iter().chain(heartbeat).collect();
+        self.start_pool(args, &models, &common(&links), data)?;
         let (prefill_shares, decode_shares) = shares.split_at(models.len() * prefill_most * stages.prefill);
         for (place, (name, dir)) in models.iter().enumerate() {
-            let of_model = |extra: &[(&str, String)]| common(&[&[coordinators.clone(), ("--model-name", name.clone())], extra].concat());
+            let of_model = |extra: &[(&str, String)]| common(&[&links[..], &[("--model-name", name.clone())], extra].concat());
             // Numbers continue from one model to the next.
             let numbered = |each: usize| place * each..(place + 1) * each;
             // An encoder has no KV to hand over or to keep.

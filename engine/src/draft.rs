@@ -6,12 +6,15 @@ use std::{
     collections::{BTreeMap, HashMap},
     path::{Path, PathBuf},
 };
-use tidemill_model::{CpuExecutor, Executor, LoadOptions, Model, Quantization, Runner, read_json};
+use tidemill_model::{CpuExecutor, Executor, LoadOptions, Model, Quantization, Runner, read_json_of};
 use tidemill_net::{
     config::{ConfigError, invalid, parse_bytes, within_memory},
     process::Progress,
 };
-use tidemill_proto::block::{KvDtype, Token};
+use tidemill_proto::{
+    block::{KvDtype, Token},
+    files::TOKENIZER_BYTES_MAX,
+};
 
 /// The settings of a draft model.
 #[derive(Clone, Debug)]
@@ -127,7 +130,7 @@ fn tokens(dir: &Path) -> Result<Option<BTreeMap<Token, String>>, EngineError> {
     if !path.exists() {
         return Ok(None);
     }
-    let Tokenizer { model, added_tokens } = read_json(&path)?;
+    let Tokenizer { model, added_tokens } = read_json_of(&path, TOKENIZER_BYTES_MAX)?;
     let mut tokens: BTreeMap<Token, String> = match model.vocab {
         Vocab::Ids(ids) => ids.into_iter().map(|(token, id)| (id, token)).collect(),
         Vocab::Pieces(pieces) => (0..).zip(pieces).map(|(id, (piece, _))| (id, piece)).collect(),

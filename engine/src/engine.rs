@@ -59,6 +59,8 @@ pub enum Event {
         generated: usize,
         outcome: Result<Constrained, String>,
     },
+    /// A mask that a plan did without is known.
+    Masked,
     /// A part of the model is lost, so that nothing can be computed any more.
     Lost(ExecutorError),
     /// Hand all jobs back and end.
@@ -111,6 +113,8 @@ impl<R: Role> Driven for Engine<R> {
             Event::Landed { fetch, index, outcome } => drop(self.role.fetched(fetch, index, outcome?, now)),
             Event::PutDone { job, blocks, outcome } => self.role.put_done(job, blocks, outcome, now),
             Event::Constrained { job, generated, outcome } => self.constrained(job, generated, outcome),
+            // The next plan asks for all masks.
+            Event::Masked => {}
             Event::Lost(error) => return Err(error),
             Event::Drain => {
                 self.role.hand_back("this worker is shutting down");
@@ -123,6 +127,9 @@ impl<R: Role> Driven for Engine<R> {
     }
 
     fn step(&mut self) -> Result<bool, ExecutorError> {
+        for (job, mask) in self.masks.iter().flat_map(Masks::states) {
+            self.role.masked(job, mask);
+        }
         let guessing = self.guess()?;
         let chunks = self.role.plan(self.io.now());
         self.act()?;
@@ -136,7 +143,8 @@ impl<R: Role> Driven for Engine<R> {
         let results = self.compute(&chunks)?;
         let decoded = chunks.iter().zip(&results).filter(|(chunk, _)| self.role.decode_rows(chunk) > 0);
         sample.drawn = decoded.map(|(_, result)| result.drawn.len() as u32).sum();
-        let drawn: Vec<_> = chunks.iter().zip(&results).filter_map(|(chunk, result)| Some((chunk.job, result.drawn.last()?.0))).collect();
+        let last = |result: &SegmentResult| Some((result.drawn.last()?.0, result.drawn.len()));
+        let drawn: Vec<_> = chunks.iter().zip(&results).filter_map(|(chunk, result)| Some((chunk.job, last(result)?))).collect();
         self.role.stepped(&chunks, results, self.io.now());
         self.advance_masks(&drawn);
         (sample.ms, sample.drafting_ms) = (started.elapsed().as_secs_f32() * 1e3, guessing.as_secs_f32() * 1e3);
@@ -228,12 +236,13 @@ impl<R: Role> Engine<R> {
         sample
     }
 
-    /// Begins the masks of the next step. The masks of tokens that the step drew before the last one have already been used.
-    fn advance_masks(&mut self, drawn: &[(JobId, Token)]) {
+    /// Begins the masks of the next step, after the last of each job's drawn tokens, whose number is given as well. The masks of tokens
+    /// before it have already been used.
+    fn advance_masks(&mut self, drawn: &[(JobId, (Token, usize))]) {
         let Some(masks) = &mut self.masks else { return };
         masks.retain(|job| self.role.kv(job).is_some());
-        for &(job, token) in drawn {
-            masks.advance(job, token);
+        for &(job, (token, count)) in drawn {
+            masks.advance(job, token, count);
         }
     }
 

@@ -93,7 +93,8 @@ pub(crate) fn start(
     let hello = BlockFormat::whole(info.layout, info.block_bytes).of_model(worker.model_name.clone());
     let pools = PoolRouter::new(endpoint.clone(), hello, ways(engine, device));
     let report = Arc::new(Mutex::new(Report::default()));
-    let (uplink, link_events) = Uplink::start(&endpoint, &worker.coordinators, worker.register(role), pools.reporter(Arc::clone(&report)));
+    let reports = (worker.heartbeat, pools.reporter(Arc::clone(&report)));
+    let (uplink, link_events) = Uplink::start(&endpoint, &worker.coordinators, worker.register(role), reports);
     let uplink = Arc::new(uplink);
     let (inbox, events) = mpsc::channel(queue_blocks(info, INBOX_MAX));
     let links = Links { endpoint, uplink: Arc::clone(&uplink), events: link_events, inbox: inbox.clone() };

@@ -21,7 +21,7 @@
 //! - `io`: the connections of that thread: coordinators, pool nodes, its inbox, the report
 //! - `landing`: blocks that the device copies by itself
 //! - `masks`: the allowed tokens of constrained sequences, computed beside the forward pass; `turns`: the order in which grammars are
-//!   compiled
+//!   compiled and followed
 //! - `publishing`: device blocks into the pool
 //! - `stages`: a worker whose layers are in several processes: the head's links to the others, and the process of one of them
 //! - [`load`]: from settings to a loaded model with its device memory

@@ -5,7 +5,7 @@ use crate::{
     stages::{StagesError, head::Met},
     states::StateRule,
 };
-use std::{fs, io::ErrorKind, path::Path};
+use std::{io::ErrorKind, path::Path};
 use tidemill_model::{
     CpuExecutor, CudaError, CudaExecutor, EchoExecutor, Encoder, EncoderExecutor, EncoderOptions, Executor, ExecutorError, Isa,
     LoadOptions, Model, ModelError, Quantization, RankedExecutor, RankedModel, Runner, StageModel,
@@ -18,6 +18,7 @@ use tidemill_net::{
     process::Progress,
 };
 use tidemill_proto::{
+    files::{TOKENIZER_BYTES_MAX, read_at_most},
     message::{EngineInfo, IdentityKeys, ModelIdentity},
     stage::{Hello, Stage},
 };
@@ -90,7 +91,7 @@ pub fn load_engine(settings: &EngineSettings, sequences_max: usize, work_max: us
 
 fn identity(dir: &Path) -> Result<ModelIdentity, ModelError> {
     let path = dir.join("tokenizer.json");
-    let tokenizer_digest = match fs::read(&path) {
+    let tokenizer_digest = match read_at_most(&path, TOKENIZER_BYTES_MAX) {
         Ok(bytes) => Some(ModelIdentity::digest(&bytes)),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(source) => return Err(ModelError::Io { path, source }),

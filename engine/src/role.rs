@@ -48,6 +48,9 @@ pub trait Role {
         false
     }
 
+    /// Notes the state of the mask of a job's next token, before a step is planned.
+    fn masked(&mut self, _job: JobId, _mask: MaskState) {}
+
     /// The next step of the draft model, before a step is planned; empty if nothing more is to be guessed now.
     fn guess(&mut self, _now: Duration) -> Vec<ScheduledChunk> {
         Vec::new()
@@ -85,6 +88,17 @@ pub trait Role {
     fn load(&self) -> Load;
 
     fn counters(&self) -> &Counters;
+}
+
+/// The mask of a constrained job's next token, as far as it matters to a plan. All choices lead to the same tokens, in other steps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MaskState {
+    /// It will be known by the time at which the token is drawn, as far as can be told.
+    InTime,
+    /// It is known, but those after it may take long, so that a step draws one token.
+    Known,
+    /// It is late: the job sits out the steps until it is known.
+    Awaited,
 }
 
 /// Gauges of a worker's report.

@@ -158,7 +158,9 @@ async fn serve<S: RoleSettings>(Settings { worker, engine, role }: Settings<S>) 
     let of_draft = draft.as_ref().map(DraftEngineBounds::of);
     let bounds =
         EngineBounds { vocab, step_tokens, reads_whole, verifies_drafts, draft: of_draft, putting_max, info, device_blocks, states };
-    let masks = (role.draws_max() > 0).then(|| Masks::start(engine.model.clone(), bounds.vocab, engine.threads, io.inbox.clone()));
+    let rows_repeat = bounds.states.blocks == 0;
+    let masks = || Masks::start(engine.model.clone(), bounds.vocab, rows_repeat, engine.threads, io.inbox.clone());
+    let masks = (role.draws_max() > 0).then(masks).transpose()?;
     let engine = Engine {
         role: role.scheduler(&bounds),
         runner,
@@ -167,7 +169,7 @@ async fn serve<S: RoleSettings>(Settings { worker, engine, role }: Settings<S>) 
         publisher,
         announcer: Announcer::default(),
         landings,
-        masks: masks.transpose()?,
+        masks,
     };
     let outcome = links.drive(engine, events, shutdown).await;
     // This is also best effort: blocks that are not in the pool by now are computed again when they are needed.

@@ -1,6 +1,6 @@
 //! The checks of an answer.
 
-use jsonschema::Validator;
+use crate::schema::Schema;
 use regex::{Regex, RegexBuilder};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -77,7 +77,7 @@ pub enum Compiled {
     Contains(Vec<String>),
     Lacks(Vec<String>),
     Regex(Regex),
-    Schema(Box<Validator>),
+    Schema(Schema),
     Call(Call),
     Refused(bool),
     Allowed(Side),
@@ -121,10 +121,7 @@ impl Check {
                 let regex = RegexBuilder::new(expression).size_limit(REGEX_BYTES_MAX).build();
                 Compiled::Regex(regex.map_err(|error| WrongCheck::Regex(error.to_string()))?)
             }
-            Self::Schema(schema) => {
-                let validator = jsonschema::validator_for(schema).map_err(|error| WrongCheck::Schema(error.to_string()))?;
-                Compiled::Schema(Box::new(validator))
-            }
+            Self::Schema(schema) => Compiled::Schema(Schema::compile(schema).map_err(WrongCheck::Schema)?),
             Self::Call(call) => Compiled::Call(call.clone()),
             Self::Refused(refused) => Compiled::Refused(*refused),
             Self::Allowed(side) => Compiled::Allowed(*side),
@@ -152,7 +149,7 @@ impl Compiled {
             Self::Contains(texts) => texts.iter().all(has),
             Self::Lacks(texts) => !texts.iter().any(has),
             Self::Regex(regex) => regex.is_match(&answer.text),
-            Self::Schema(validator) => serde_json::from_str(unfenced(&answer.text)).is_ok_and(|json| validator.is_valid(&json)),
+            Self::Schema(schema) => serde_json::from_str(unfenced(&answer.text)).is_ok_and(|json| schema.allows(&json)),
             Self::Call(wanted) => answer.calls.iter().any(|call| {
                 call.name == wanted.name && wanted.arguments.iter().all(|(name, value)| call.arguments.get(name) == Some(value))
             }),

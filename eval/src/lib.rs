@@ -2,7 +2,7 @@
 //! no I/O.
 //!
 //! - [`case`]: golden cases, and their files; [`golden`]: those that come with Tidemill
-//! - [`check`]: the checks of an answer
+//! - [`check`]: the checks of an answer; [`schema`]: that of JSON Schema
 //! - [`judge`]: the requests to a judge, and the probabilities in its answer
 //! - [`gate`]: the decision whether a run is good enough
 //! - [`elo`]: ratings from comparisons in pairs
@@ -13,3 +13,4 @@ pub mod elo;
 pub mod gate;
 pub mod golden;
 pub mod judge;
+pub mod schema;

@@ -23,6 +23,7 @@ mod targets;
 
 use clap::Parser;
 use std::{env, path::PathBuf, process::ExitCode};
+use tidemill_gateway::features::templates;
 
 #[global_allocator]
 static METER: meter::Meter = meter::Meter;
@@ -57,10 +58,17 @@ struct Flags {
 }
 
 fn main() -> anyhow::Result<ExitCode> {
-    // This program is its own grammar helper, as a coordinator is. It must have no threads yet.
-    if env::args_os().nth(1).is_some_and(|argument| argument == tidemill_grammar::helper::ARGUMENT) {
-        tidemill_grammar::helper::run()?;
-        return Ok(ExitCode::SUCCESS);
+    // This program is its own helpers, as a coordinator is. They must have no threads yet.
+    match env::args_os().nth(1) {
+        Some(argument) if argument == tidemill_grammar::helper::ARGUMENT => {
+            tidemill_grammar::helper::run()?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Some(argument) if argument == templates::ARGUMENT => {
+            templates::run()?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        _ => {}
     }
     let flags = Flags::parse();
     if flags.list {

@@ -97,7 +97,7 @@ async fn measure(store: &dyn Store, stored: u64) -> Result<(), Box<dyn Error>> {
                 0 => drop(store.list(&owner(number), Kind::Conversation, page(None)).await?),
                 1 => drop(store.list(&heaviest, Kind::Conversation, page(None)).await?),
                 2 => drop(store.list(&heaviest, Kind::Conversation, page(Some(of_the_heaviest()))).await?),
-                3 => drop(store.load(&owner(number), &id(number), Part::All).await?),
+                3 => drop(store.load_within(&owner(number), &id(number), Part::All, u64::MAX).await?),
                 4 => {
                     let items = (0..2).map(|half| message(format!("msg_{stored}_{call}_{half}"))).collect();
                     store.append(&owner(number), &id(number), Addition::of(items), NOW).await?;

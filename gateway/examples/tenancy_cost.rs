@@ -61,7 +61,7 @@ async fn main() {
     let one = |n: u64| {
         let (tenants, secret) = (Arc::clone(&tenants), secrets[(n % KEYS) as usize].clone());
         async move {
-            let caller = Caller::new(tenants.identify(Some(&secret)).await.expect("the key is valid"));
+            let caller = Caller::new(tenants.identify(None, Some(&secret)).await.expect("the key is valid"));
             tenants.peek(&caller).expect("there is room");
             let wanted = QuotaRequest {
                 arrived: std::time::Instant::now(),

@@ -1,27 +1,32 @@
 //! Clients' files and batches: kept in the data directory, and run from there, each request as if its client had just sent it. All of it
 //! survives this process: a batch resumes where its files of answers end.
 //!
-//! - [`disk`]: the layout on disk, and how files get there; `journal`: a batch's answers so far; `begun`: its running requests
+//! - [`disk`]: the layout on disk, and how files get there; `journal`: a batch's answers so far; `begun`: its running requests; `reserve`: the
+//!   space that they leave free
 //! - `runner`: a batch from its file to its end
 
 mod begun;
 pub mod disk;
 mod journal;
+mod reserve;
 mod runner;
 
 use crate::{
     base::{
         owner::{Erasing, Whose, tenant_of},
+        places::Places,
+        shares::Shares,
         stamp::{new_id, unix_ms, unix_seconds},
     },
     batch::{
-        file::{INPUT, NoRoom, OUTPUT, Room, StoredFile},
+        file::{INPUT, NoRoom, OUTPUT, Room, StoredFile, Used},
         input::Problem,
         life::{Batch, NewBatch, Sender},
     },
 };
 use disk::{Disk, Kind, Upload};
 use parking_lot::Mutex;
+use reserve::{CHECK_EVERY_BYTES, Reserve};
 use std::{
     collections::BTreeMap,
     io,
@@ -29,14 +34,12 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Notify;
 
 /// The maximum number of one tenant's batches that have not ended.
 const OPEN_MAX: usize = 64;
 /// The maximum number of one tenant's batches that are kept; beyond this, those that ended first go.
 const KEPT_MAX: usize = 2000;
-/// The maximum number of concurrent uploads.
-const UPLOADS_MAX: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -46,6 +49,10 @@ pub struct Limits {
     pub lines: usize,
     /// The room of one tenant, for all its users.
     pub room: Room,
+    /// The maximum size of all tenants' files.
+    pub total_bytes: u64,
+    /// The free space of the disk below which no more is written for clients.
+    pub reserve_bytes: u64,
     /// The age at which files are deleted, unless a batch still reads them; `None` keeps them.
     pub files_age: Option<Duration>,
     /// The time since their end after which batches are deleted; `None` keeps them.
@@ -59,14 +66,15 @@ pub struct Limits {
 #[derive(Debug)]
 pub struct Batches {
     disk: Disk,
+    reserve: Reserve,
     limits: Limits,
     index: Mutex<Index>,
     /// Serializes writes of batches, so that the last change is the one that stays.
     saving: tokio::sync::Mutex<()>,
     /// Notified when a batch is created.
     come: Notify,
-    permits: Arc<Semaphore>,
-    uploads: Arc<Semaphore>,
+    /// Places of running requests.
+    places: Places,
     /// The name of this process.
     process: String,
     /// Held by a request that may have ended a process: no other such request runs beside it, so that the guilty one can be told.
@@ -78,6 +86,8 @@ pub struct Batches {
 struct Index {
     files: BTreeMap<String, StoredFile>,
     batches: BTreeMap<String, Entry>,
+    /// Uploads with their owners, and their sizes so far.
+    arriving: BTreeMap<String, (String, u64)>,
 }
 
 #[derive(Debug)]
@@ -87,19 +97,21 @@ struct Entry {
     cancelled: Arc<Notify>,
     /// Whether a runner has taken it.
     taken: bool,
+    /// The size of its answers until they are a file.
+    answers_bytes: u64,
 }
 
 impl Entry {
     fn new(batch: Batch) -> Self {
-        Self { batch, cancelled: Arc::default(), taken: false }
+        Self { batch, cancelled: Arc::default(), taken: false, answers_bytes: 0 }
     }
 
     fn is_of(&self, owner: &str) -> bool {
         self.batch.sender.owner() == owner
     }
 
-    fn is_of_tenant(&self, tenant: &str) -> bool {
-        self.batch.sender.tenant.as_deref().unwrap_or_default() == tenant
+    fn tenant(&self) -> &str {
+        self.batch.sender.tenant.as_deref().unwrap_or_default()
     }
 }
 
@@ -127,8 +139,6 @@ pub enum BatchError {
     TooMany,
     #[error("`{0}` is {1}: it is too late to cancel it")]
     Over(String, String),
-    #[error("{UPLOADS_MAX} files are arriving, and there may be no more at a time")]
-    Busy,
     #[error("the data directory has failed: {0}")]
     Disk(#[from] io::Error),
 }
@@ -159,6 +169,7 @@ impl Batches {
             // The limit may have been longer when a file was stored.
             files: files.into_iter().map(|file| (file.id.clone(), file.with_age(limits.files_age))).collect(),
             batches: batches.into_iter().map(|batch| (batch.id.clone(), Entry::new(batch))).collect(),
+            arriving: BTreeMap::new(),
         };
         let named = |id: &str| {
             let finishing = index.batches.values().map(|entry| &entry.batch).filter(|batch| !batch.is_over());
@@ -169,12 +180,13 @@ impl Batches {
         disk.remove_journals_unless(|id| index.batches.get(id).is_some_and(|entry| !entry.batch.is_over())).map_err(failed)?;
         Ok(Self {
             disk,
+            reserve: Reserve::new(root.to_owned(), limits.reserve_bytes),
             limits,
             index: Mutex::new(index),
             saving: tokio::sync::Mutex::new(()),
             come: Notify::new(),
-            permits: Arc::new(Semaphore::new(limits.at_once)),
-            uploads: Arc::new(Semaphore::new(UPLOADS_MAX)),
+            // None of several tenants takes all of them.
+            places: Places::new(Shares::new(limits.at_once as u64, (limits.at_once as u64 - 1).max(1))),
             process: new_id("process_"),
             alone: tokio::sync::Mutex::default(),
         })
@@ -195,27 +207,48 @@ impl Batches {
         &self.limits
     }
 
-    /// Starts an upload of this owner, if there may be one more.
-    pub async fn upload(&self, owner: &str) -> Result<Arriving, BatchError> {
-        let permit = Arc::clone(&self.uploads).try_acquire_owned().map_err(|_| BatchError::Busy)?;
-        self.check_room(owner, 0)?;
-        Ok(Arriving { upload: self.disk.upload(&new_id("file-")).await?, bytes: 0, bytes_max: self.limits.file_bytes, _permit: permit })
+    /// Starts an upload of this owner, if it has room. The caller holds a place for uploads.
+    pub async fn upload(&self, owner: &str) -> Result<Arriving<'_>, BatchError> {
+        self.check_room(owner, Used { files: 1, bytes: 0 }).await?;
+        let id = new_id("file-");
+        self.index.lock().arriving.insert(id.clone(), (owner.to_owned(), 0));
+        let counted = Counted { batches: self, id: id.clone(), owner: owner.to_owned(), bytes: 0 };
+        Ok(Arriving { upload: self.disk.upload(&id).await?, bytes: 0, counted })
     }
 
     /// Stores an uploaded file. `age_s` is its owner's limit on its age, up to the server's limit.
-    pub async fn keep(&self, arrived: Arriving, owner: &str, filename: String, age_s: Option<u64>) -> Result<StoredFile, BatchError> {
-        let Arriving { upload, bytes, .. } = arrived;
+    pub async fn keep(&self, arrived: Arriving<'_>, owner: &str, filename: String, age_s: Option<u64>) -> Result<StoredFile, BatchError> {
+        let Arriving { upload, bytes, mut counted } = arrived;
         let file = self.file(upload.id().to_owned(), owner, filename, INPUT, bytes, age_s);
-        self.check_room(owner, bytes)?;
+        counted.grow_to(bytes).await?;
         upload.publish().await?;
         self.disk.save(Kind::File, &file.id, &file).await?;
         self.index.lock().files.insert(file.id.clone(), file.clone());
         Ok(file)
     }
 
-    fn check_room(&self, owner: &str, bytes: u64) -> Result<(), NoRoom> {
-        let (index, tenant) = (self.index.lock(), tenant_of(owner));
-        self.limits.room.check(index.files.values().filter(|file| tenant_of(&file.owner) == tenant).map(|file| file.bytes), bytes)
+    /// Checks whether more fits: on the disk, beside what all tenants have, and beside the files of one tenant and the answers of its batches
+    /// so far.
+    async fn check_room(&self, owner: &str, more: Used) -> Result<(), NoRoom> {
+        self.reserve.check().await?;
+        let index = self.index.lock();
+        let (bytes, max) = (index.used(|_| true).bytes.saturating_add(more.bytes), self.limits.total_bytes);
+        if bytes > max {
+            return Err(NoRoom::Total { bytes, max });
+        }
+        self.limits.room.check(index.used(|tenant| tenant == tenant_of(owner)), more)
+    }
+
+    /// Checks whether the tenant of a batch has room for more answers.
+    async fn check_answers(&self, owner: &str) -> Result<(), NoRoom> {
+        self.check_room(owner, Used { files: 0, bytes: 1 }).await
+    }
+
+    /// Notes the size of a batch's answers so far.
+    fn note_answers(&self, id: &str, bytes: u64) {
+        if let Some(entry) = self.index.lock().batches.get_mut(id) {
+            entry.answers_bytes = bytes;
+        }
     }
 
     fn file(&self, id: String, owner: &str, filename: String, purpose: &str, bytes: u64, age_s: Option<u64>) -> StoredFile {
@@ -266,7 +299,7 @@ impl Batches {
         let batch = Batch::new(new_id("batch_"), sender, wanted, unix_ms());
         let forgotten = {
             let mut index = self.index.lock();
-            let of_tenant = || index.batches.values().filter(|entry| entry.is_of_tenant(tenant_of(&owner))).map(|entry| &entry.batch);
+            let of_tenant = || index.batches.values().filter(|entry| entry.tenant() == tenant_of(&owner)).map(|entry| &entry.batch);
             if of_tenant().filter(|batch| !batch.is_over()).count() >= OPEN_MAX {
                 return Err(BatchError::TooMany);
             }
@@ -352,8 +385,10 @@ impl Batches {
         self.disk.save(Kind::File, id, &file).await?;
         let is_wanted = {
             let mut index = self.index.lock();
-            let is_wanted = index.batches.contains_key(&batch.id);
-            if is_wanted {
+            let entry = index.batches.get_mut(&batch.id);
+            let is_wanted = entry.is_some();
+            if let Some(entry) = entry {
+                entry.answers_bytes = entry.answers_bytes.saturating_sub(bytes);
                 index.files.insert(id.to_owned(), file);
             }
             is_wanted
@@ -438,6 +473,19 @@ impl Batches {
 }
 
 impl Index {
+    /// The files, those that arrive, and the answers of batches that are not in one yet, of some tenants.
+    fn used(&self, is_one: impl Fn(&str) -> bool) -> Used {
+        let files = self.files.values().filter(|file| is_one(tenant_of(&file.owner))).map(|file| Used { files: 1, bytes: file.bytes });
+        let answers = self.batches.values().filter(|entry| is_one(entry.tenant()));
+        let answers = answers.map(|entry| Used { files: 0, bytes: entry.answers_bytes });
+        let arriving = self.arriving.values().filter(|(owner, _)| is_one(tenant_of(owner)));
+        let arriving = arriving.map(|(_, bytes)| Used { files: 1, bytes: *bytes });
+        files
+            .chain(answers)
+            .chain(arriving)
+            .fold(Used::default(), |all, one| Used { files: all.files + one.files, bytes: all.bytes.saturating_add(one.bytes) })
+    }
+
     /// The batch that still reads a file.
     fn user_of(&self, file: &str) -> Option<&str> {
         let mut open = self.batches.values().map(|entry| &entry.batch).filter(|batch| !batch.is_over());
@@ -463,18 +511,48 @@ impl Page {
 
 /// A file that is being uploaded. If it is dropped, it is not stored.
 #[derive(Debug)]
-pub struct Arriving {
+pub struct Arriving<'a> {
     upload: Upload,
     bytes: u64,
-    bytes_max: u64,
-    _permit: OwnedSemaphorePermit,
+    counted: Counted<'a>,
 }
 
-impl Arriving {
+/// The part of an upload that counts towards its tenant's room, until this is dropped.
+#[derive(Debug)]
+struct Counted<'a> {
+    batches: &'a Batches,
+    id: String,
+    owner: String,
+    bytes: u64,
+}
+
+impl Counted<'_> {
+    async fn grow_to(&mut self, bytes: u64) -> Result<(), NoRoom> {
+        self.batches.check_room(&self.owner, Used { files: 0, bytes: bytes.saturating_sub(self.bytes) }).await?;
+        self.bytes = bytes;
+        if let Some((_, counted)) = self.batches.index.lock().arriving.get_mut(&self.id) {
+            *counted = bytes;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.batches.index.lock().arriving.remove(&self.id);
+    }
+}
+
+impl Arriving<'_> {
     pub async fn write(&mut self, bytes: &[u8]) -> Result<(), BatchError> {
         self.bytes += bytes.len() as u64;
-        if self.bytes > self.bytes_max {
-            return Err(BatchError::TooLarge(self.bytes_max));
+        let bytes_max = self.counted.batches.limits.file_bytes;
+        if self.bytes > bytes_max {
+            return Err(BatchError::TooLarge(bytes_max));
+        }
+        // A file counts from its first byte on, and then in steps.
+        if self.counted.bytes == 0 || self.bytes >= self.counted.bytes + CHECK_EVERY_BYTES {
+            self.counted.grow_to(self.bytes).await?;
         }
         Ok(self.upload.write(bytes).await?)
     }
@@ -499,7 +577,18 @@ mod tests {
 
     fn limits() -> Limits {
         let room = Room { files: 3, bytes: 100 };
-        Limits { file_bytes: 50, lines: 10, room, files_age: HOUR, batches_age: HOUR, at_once: 2, line_bytes: 1000 }
+        let (total_bytes, reserve_bytes) = (1000, 0);
+        Limits {
+            file_bytes: 50,
+            lines: 10,
+            room,
+            total_bytes,
+            reserve_bytes,
+            files_age: HOUR,
+            batches_age: HOUR,
+            at_once: 2,
+            line_bytes: 1000,
+        }
     }
 
     async fn stored(batches: &Batches, owner: &str, content: &str) -> Result<StoredFile, BatchError> {
@@ -557,8 +646,38 @@ mod tests {
         stored(&batches, "acme", &"x".repeat(50)).await.unwrap();
         assert!(matches!(stored(&batches, "acme", "x").await, Err(BatchError::NoRoom(NoRoom::Bytes { .. }))));
         stored(&batches, "other", "x").await.unwrap();
+        let full = Batches::open(dir.path(), Limits { total_bytes: 110, ..limits() }).unwrap();
+        stored(&full, "third", &"x".repeat(9)).await.unwrap();
+        assert!(matches!(stored(&full, "fourth", "x").await, Err(BatchError::NoRoom(NoRoom::Total { bytes: 111, max: 110 }))));
+        let mut early = full.upload("fifth").await.unwrap();
+        assert!(matches!(early.write(b"x").await, Err(BatchError::NoRoom(NoRoom::Total { .. }))), "it is refused before it has arrived");
+        let used = || full.index.lock().used(|tenant| tenant == "fifth");
+        assert_eq!(used(), Used { files: 1, bytes: 0 });
+        drop(early);
+        assert_eq!(used(), Used::default());
+        let no_disk = Batches::open(dir.path(), Limits { reserve_bytes: u64::MAX, ..limits() }).unwrap();
+        assert!(matches!(stored(&no_disk, "other", "x").await, Err(BatchError::NoRoom(NoRoom::Disk { .. }))));
         let uploads = std::fs::read_dir(dir.path().join("uploads")).unwrap().count();
         assert_eq!(uploads, 0, "what did not fit is gone");
+    }
+
+    #[tokio::test]
+    async fn answers_take_room_before_they_are_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let batches = Batches::open(dir.path(), limits()).unwrap();
+        let file = stored(&batches, "acme", &"x".repeat(40)).await.unwrap();
+        let batch = batches.create(sender("acme"), wanted(&file)).await.unwrap();
+        batches.note_answers(&batch.id, 59);
+        assert_eq!(batches.check_answers("acme").await, Ok(()));
+        assert!(matches!(stored(&batches, "acme", "xx").await, Err(BatchError::NoRoom(NoRoom::Bytes { bytes: 101, max: 100 }))));
+        batches.note_answers(&batch.id, 60);
+        assert_eq!(batches.check_answers("acme").await, Err(NoRoom::Bytes { bytes: 101, max: 100 }));
+        assert_eq!(batches.check_answers("other").await, Ok(()));
+        let journal = batches.disk.journal(&batch.id, true);
+        std::fs::create_dir_all(journal.parent().unwrap()).unwrap();
+        std::fs::write(&journal, "y".repeat(60)).unwrap();
+        batches.publish(&batch, &journal, "file-out", "out.jsonl".into()).await.unwrap();
+        assert_eq!(batches.check_answers("acme").await, Err(NoRoom::Bytes { bytes: 101, max: 100 }), "they count once");
     }
 
     #[tokio::test]

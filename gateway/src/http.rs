@@ -4,14 +4,15 @@
 //!   [`cors`]: pages that are allowed; [`admin`]: tenants and keys, for operators
 //! - `gate`: operators' sign-in checked, and their changes recorded; `roles`: the role that each of their routes needs; [`sign_in`]: operators
 //!   with a browser
-//! - [`routes`]: both ports' routes; `paths`: the route for a path; [`operator`]: for operators and probes; [`models`]: `/v1/models`
+//! - [`routes`]: both ports' routes; [`prices`]: the least that a client needs for each of its own; `paths`: the route for a path
+//! - [`operator`]: for operators and probes; [`models`]: `/v1/models`
 //! - [`console`]: `/console`, the web page; [`watch`]: `/cluster/events`, its live data
 //! - [`endpoint`]: the part of a generating endpoint that differs; [`serve`]: the common part; `pages`: pages of stored items; [`chat`],
 //!   [`completions`]: their wire shapes; [`openai`]: bodies
 //! - [`responses`], [`conversations`]: stored answers and dialogs, which later requests continue by their ids
 //! - [`stored`]: the stored data that a chat needs; [`memories`]: facts about users
 //! - [`context`]: long dialogs fitted into the window
-//! - [`files`], [`batches`]: requests in files, answered within a day
+//! - [`files`], [`batches`]: requests in files, answered within a day; [`form`]: forms as they arrive
 //! - [`messages`]: Anthropic's API; [`embeddings`], [`rerank`], [`classify`], [`moderations`] and [`tokenize`]: endpoints that generate no
 //!   text
 //! - [`erasure`], [`export`]: a tenant's or a user's data erased, or exported, for operators; [`backup`]: all that is kept, for operators
@@ -45,6 +46,7 @@ mod errors;
 pub mod export;
 pub mod feedback;
 pub mod files;
+pub mod form;
 mod gate;
 mod leftover;
 mod logprob;
@@ -57,6 +59,7 @@ pub mod operator;
 mod pages;
 mod parameters;
 mod paths;
+pub mod prices;
 pub mod protocol;
 pub mod records;
 pub mod replay;

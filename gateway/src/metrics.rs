@@ -120,7 +120,12 @@ fn describe() {
     );
     describe_counter!(
         "tidemill_door_refusals_total",
-        "Requests that a web page may have made, by `what` gave them away: host, origin, content_type"
+        "Requests that a web page may have made, by `what` gave them away: host, origin, site, content_type"
+    );
+    describe_gauge!("tidemill_data_free_bytes", "Free bytes of the data directory's disk, when a file was last written there for a client");
+    describe_counter!(
+        "tidemill_disk_refusals_total",
+        "Files and answers of batches that were not written, to keep `batch_disk_reserve` free"
     );
     describe_gauge!("tidemill_body_bytes", "Bytes of request bodies on their way, or being read");
     describe_counter!("tidemill_shed_total", "Requests turned away because there is too much to do, by `tier`");
@@ -209,7 +214,7 @@ fn describe() {
     );
     describe_counter!(
         "tidemill_grammar_verdicts_total",
-        "Clients' schemas, expressions and grammars by `outcome`: passed, refused, too_much_work (ended at a limit), known (judged before), unavailable"
+        "Clients' schemas, expressions and grammars by `outcome`: passed, refused, too_much_work (ended at a limit, or slow at each token), known (judged before), unavailable"
     );
     describe_counter!("tidemill_server_tool_calls_total", "Calls of tools that the coordinator runs, by `tool` and `outcome`: ok, failed");
     describe_histogram!("tidemill_server_tool_seconds", "Time of one call of such a tool");
@@ -321,6 +326,15 @@ pub fn count_closed(reason: &'static str) {
 /// Counts a refused request that a web page may have made.
 pub fn count_wrong_door(what: &'static str) {
     counter!("tidemill_door_refusals_total", "what" => what).increment(1);
+}
+
+pub fn show_data_free_bytes(bytes: u64) {
+    gauge!("tidemill_data_free_bytes").set(bytes as f64);
+}
+
+/// Counts a file, or a batch's answers, for which the disk has too little free space.
+pub fn count_disk_refusal() {
+    counter!("tidemill_disk_refusals_total").increment(1);
 }
 
 pub fn show_body_bytes(bytes: u64) {

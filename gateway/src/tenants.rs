@@ -224,8 +224,8 @@ impl Caller {
     /// The party whose share its requests count towards: the tenant, or the address while no key is needed.
     pub fn party(&self) -> Party {
         match &self.principal {
-            Some((principal, _)) => Party::Tenant(Arc::clone(&principal.tenant)),
-            None => self.address.map_or(Party::Server, Party::of_address),
+            Some((principal, tier)) => Party::Tenant { name: Arc::clone(&principal.tenant), shed: tier.shed },
+            None => party_of(self.address),
         }
     }
 
@@ -258,6 +258,11 @@ impl Caller {
             until: principal.until,
         }
     }
+}
+
+/// The party of whoever has no tenant.
+fn party_of(address: Option<IpAddr>) -> Party {
+    address.map_or(Party::Server, Party::of_address)
 }
 
 impl Tenants {
@@ -343,15 +348,24 @@ impl Tenants {
         self.authentication.is_in_use()
     }
 
-    /// Returns the credential's owner; `None` if no key is needed.
-    pub async fn identify(&self, credential: Option<&str>) -> Result<Option<(Principal, Arc<Tier>)>, ApiError> {
+    /// Returns the owner of a credential that came from this address; `None` if no key is needed.
+    pub async fn identify(&self, address: Option<IpAddr>, credential: Option<&str>) -> Result<Option<(Principal, Arc<Tier>)>, ApiError> {
         self.check_known()?;
         if self.is_open() {
             return Ok(None);
         }
         let credential = credential.ok_or_else(ApiError::no_key)?;
-        let principal = self.authentication.verify(self.now().as_secs(), credential).await?;
+        let principal = self.authentication.verify(self.now().as_secs(), party_of(address), credential).await?;
         self.with_tier(principal).map(Some)
+    }
+
+    /// Returns the sender of a request that another region vouches for; `None` if no key is needed. The tenant may have no key here.
+    pub fn identify_relayed(&self, principal: Principal) -> Result<Option<(Principal, Arc<Tier>)>, ApiError> {
+        self.check_known()?;
+        if self.is_open() {
+            return Ok(None);
+        }
+        self.with_tier(self.authentication.with_limits(principal)).map(Some)
     }
 
     fn with_tier(&self, principal: Principal) -> Result<(Principal, Arc<Tier>), ApiError> {

@@ -30,8 +30,11 @@ use config::ModelConfig;
 use error::ModelError;
 use marks::Marks;
 use std::{path::Path, sync::Arc};
-use template::ChatTemplate;
-use tidemill_proto::message::{ModelIdentity, ModelKind};
+use template::{ChatTemplate, Confinement, TemplateError};
+use tidemill_proto::{
+    files::{TOKENIZER_BYTES_MAX, read_at_most},
+    message::{ModelIdentity, ModelKind},
+};
 use tokenizer::Tokenizer;
 
 /// The default limit on calls in an answer that must consist of calls.
@@ -51,14 +54,27 @@ pub struct TextModel {
 }
 
 impl TextModel {
+    /// Loads a model, whose template is compiled and rendered in this process.
     pub fn load(dir: &Path) -> Result<Self, ModelError> {
+        Self::load_with(dir, ChatTemplate::new)
+    }
+
+    /// Loads a model, whose template is compiled and rendered in a process with limits.
+    pub fn load_within(dir: &Path, process: &Arc<dyn Confinement>) -> Result<Self, ModelError> {
+        Self::load_with(dir, |source, config| ChatTemplate::within(source, config, Arc::clone(process)))
+    }
+
+    fn load_with(
+        dir: &Path,
+        compile: impl FnOnce(String, &ModelConfig) -> Result<ChatTemplate, TemplateError>,
+    ) -> Result<Self, ModelError> {
         let mut config = ModelConfig::load(dir)?;
         let path = dir.join("tokenizer.json");
-        let bytes = std::fs::read(&path).map_err(|source| ModelError::File { path: path.clone(), source })?;
+        let bytes = read_at_most(&path, TOKENIZER_BYTES_MAX).map_err(|source| ModelError::File { path: path.clone(), source })?;
         config.identity.tokenizer_digest = Some(ModelIdentity::digest(&bytes));
         let tokenizer = Tokenizer::parse(&path, &bytes)?;
         let tokenizer = Arc::new(if config.identity.kind == ModelKind::Decoder { tokenizer } else { tokenizer.with_plain_texts() });
-        let template = config.chat_template.clone().map(|source| ChatTemplate::new(source, &config)).transpose();
+        let template = config.chat_template.clone().map(|source| compile(source, &config)).transpose();
         let template = template.map_err(|e| ModelError::Invalid { path: dir.join("chat_template"), reason: e.to_string() })?;
         Ok(Self::new(config, tokenizer, template))
     }

@@ -25,6 +25,11 @@ const HIGH_FREQ_FACTOR: f64 = 4.0;
 /// The original positions, if no frequency lies between the two factors to derive them from.
 const LLAMA3_POSITIONS: f64 = 8192.0;
 
+/// The largest number in a setting. No model has a larger size or context, and products of two stay far from overflow.
+const NUMBER_MAX: u64 = 1 << 26;
+/// The most factors of a rotation: half of a head's numbers.
+const FACTORS_MAX: usize = 1 << 16;
+
 /// The names of a scaling's settings in both formats.
 const SCALINGS: [(&str, &str); 7] = [
     ("rope.scaling.attn_factor", "attention_factor"),
@@ -57,8 +62,12 @@ impl Config {
         }
         // Layers that draft tokens come last, and are left out.
         let drafting = read.number("nextn_predict_layers")?.unwrap_or(0);
+        let blocks = read.must("block_count")?;
+        if blocks > file.tensors().len() as u64 {
+            return Err(file.malformed(format!("it claims {blocks} layers, and has {} tensors", file.tensors().len())));
+        }
         let sizes = Sizes {
-            layers: read.must("block_count")?.saturating_sub(drafting),
+            layers: blocks.saturating_sub(drafting),
             hidden: hidden as u64,
             heads,
             head_dim: read.number("attention.key_length")?.unwrap_or(hidden as u64 / heads),
@@ -113,7 +122,12 @@ impl Settings<'_> {
     }
 
     pub(crate) fn number(&self, key: &str) -> Result<Option<u64>, GgufError> {
-        self.file.number(&self.key(key))
+        match self.file.number(&self.key(key))? {
+            Some(number) if number > NUMBER_MAX => {
+                Err(self.file.malformed(format!("{} is {number}, more than the {NUMBER_MAX} that any model has", self.key(key))))
+            }
+            number => Ok(number),
+        }
     }
 
     pub(crate) fn float(&self, key: &str) -> Result<Option<f64>, GgufError> {
@@ -126,7 +140,7 @@ impl Settings<'_> {
 
     pub(crate) fn flags(&self, key: &str) -> Result<Option<Vec<bool>>, GgufError> {
         let Some(list) = self.file.list(&self.key(key))? else { return Ok(None) };
-        let flags: Option<_> = list.iter().map(|value| if let file::Value::Bool(flag) = value { Some(*flag) } else { None }).collect();
+        let flags: Option<_> = list.map(|value| if let file::Value::Bool(flag) = value { Some(flag) } else { None }).collect();
         flags.map(Some).ok_or_else(|| self.file.malformed(format!("{} is not a list of flags", self.key(key))))
     }
 
@@ -152,10 +166,11 @@ impl Settings<'_> {
         let kind = self.file.text(&self.key("rope.scaling.type"))?;
         let factor = self.float("rope.scaling.factor")?.or(self.float("rope.scale_linear")?);
         if let (Some(long), Some(short)) = (self.tensors.get("rope_factors_long.weight"), self.tensors.get("rope_factors_short.weight")) {
-            let factors = |tensor| self.numbers(tensor).into_iter().map(|factor| shortest(factor.into())).collect::<Vec<_>>();
+            let factors =
+                |tensor| Ok::<_, GgufError>(self.factors(tensor)?.into_iter().map(|factor| shortest(factor.into())).collect::<Vec<_>>());
             scaling.insert("rope_type".into(), json!("longrope"));
-            scaling.insert("long_factor".into(), json!(factors(long)));
-            scaling.insert("short_factor".into(), json!(factors(short)));
+            scaling.insert("long_factor".into(), json!(factors(long)?));
+            scaling.insert("short_factor".into(), json!(factors(short)?));
         } else {
             match (kind, factor) {
                 (None | Some("none"), None) => return Ok(Value::Null),
@@ -180,16 +195,22 @@ impl Settings<'_> {
         Ok(Value::Object(scaling))
     }
 
-    fn numbers(&self, tensor: &Tensor) -> Vec<f32> {
-        let mut numbers = vec![0.0; tensor.shape.iter().product()];
+    fn factors(&self, tensor: &Tensor) -> Result<Vec<f32>, GgufError> {
+        let count = tensor.shape.iter().product();
+        if count > FACTORS_MAX {
+            return Err(self
+                .file
+                .malformed(format!("{} has {count} numbers, more than the {FACTORS_MAX} that a rotation has", tensor.name)));
+        }
+        let mut numbers = vec![0.0; count];
         tensor.kind.expand(self.file.bytes(tensor), &mut numbers);
-        numbers
+        Ok(numbers)
     }
 
     /// The settings of Llama 3's scaling, derived from the factors by which each frequency is divided: 1 for the fast ones, the whole
     /// factor for the slow ones, and between them values that determine the original positions.
     fn llama3(&self, factors: &Tensor, theta: f64, head_dim: u64) -> Result<Value, GgufError> {
-        let found = self.numbers(factors);
+        let found = self.factors(factors)?;
         let wavelength = |i: usize| 2.0 * PI * theta.powf(2.0 * i as f64 / head_dim as f64);
         let factor = found.iter().copied().fold(1.0, f32::max);
         let between = found.iter().position(|found| *found > 1.0 && *found < factor);

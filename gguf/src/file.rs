@@ -17,16 +17,51 @@ const DIMENSIONS_MAX: u32 = 4;
 const DEPTH_MAX: u32 = 2;
 /// The most parts; a model of a trillion parameters has some hundreds.
 const PARTS_MAX: u64 = 4096;
+/// The most tensors of all parts; a model of a trillion parameters has some thousands.
+const TENSORS_MAX: usize = 1 << 17;
+/// The most keys; files have some dozens.
+const KEYS_MAX: usize = 1 << 16;
 
-/// A value of the metadata.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Value {
+/// A value of the metadata. Texts and lists stay in the mapped file.
+#[derive(Clone, Debug)]
+pub enum Value<'a> {
     Unsigned(u64),
     Signed(i64),
     Float(f64),
     Bool(bool),
-    Text(String),
-    List(Vec<Value>),
+    Text(&'a str),
+    List(List<'a>),
+}
+
+/// The entries of a list, each of which was read once when the file was opened.
+#[derive(Clone, Debug)]
+pub struct List<'a> {
+    reader: Reader<'a>,
+    kind: u32,
+    count: usize,
+    depth: u32,
+}
+
+impl<'a> Iterator for List<'a> {
+    type Item = Value<'a>;
+
+    fn next(&mut self) -> Option<Value<'a>> {
+        self.count = self.count.checked_sub(1)?;
+        value(&mut self.reader, self.kind, self.depth).ok()
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.count, Some(self.count))
+    }
+}
+
+impl ExactSizeIterator for List<'_> {}
+
+/// The place of a value in the first part: its kind and where it begins.
+#[derive(Clone, Copy)]
+struct Stored {
+    kind: u32,
+    at: usize,
 }
 
 /// A tensor: rows of `columns` numbers.
@@ -43,7 +78,7 @@ pub struct Tensor {
 /// The files of a model, mapped.
 pub struct Gguf {
     path: PathBuf,
-    metadata: BTreeMap<String, Value>,
+    metadata: BTreeMap<String, Stored>,
     tensors: Vec<Tensor>,
     parts: Vec<(PathBuf, Mmap)>,
 }
@@ -67,6 +102,9 @@ impl Gguf {
             let part = part(&map, index as usize).map_err(|problem| GgufError::Malformed { path: beside.clone(), problem })?;
             all.tensors.extend(part.tensors);
             all.parts.push((beside, map));
+            if all.tensors.len() > TENSORS_MAX {
+                return Err(all.malformed(format!("its parts have more than the {TENSORS_MAX} tensors that are read")));
+            }
         }
         let mut names = HashSet::new();
         if let Some(twice) = all.tensors.iter().find(|tensor| !names.insert(&tensor.name)) {
@@ -108,35 +146,36 @@ impl Gguf {
 
     pub fn number(&self, key: &str) -> Result<Option<u64>, GgufError> {
         self.read(key, "a number from 0 up", |value| match value {
-            Value::Unsigned(n) => Some(*n),
-            Value::Signed(n) => u64::try_from(*n).ok(),
+            Value::Unsigned(n) => Some(n),
+            Value::Signed(n) => u64::try_from(n).ok(),
             _ => None,
         })
     }
 
     pub fn float(&self, key: &str) -> Result<Option<f64>, GgufError> {
         self.read(key, "a number", |value| match value {
-            Value::Float(x) => Some(*x),
-            Value::Unsigned(n) => Some(*n as f64),
-            Value::Signed(n) => Some(*n as f64),
+            Value::Float(x) => Some(x),
+            Value::Unsigned(n) => Some(n as f64),
+            Value::Signed(n) => Some(n as f64),
             _ => None,
         })
     }
 
     pub fn flag(&self, key: &str) -> Result<Option<bool>, GgufError> {
-        self.read(key, "a flag", |value| if let Value::Bool(flag) = value { Some(*flag) } else { None })
+        self.read(key, "a flag", |value| if let Value::Bool(flag) = value { Some(flag) } else { None })
     }
 
     pub fn text(&self, key: &str) -> Result<Option<&str>, GgufError> {
-        self.read(key, "a text", |value| if let Value::Text(text) = value { Some(text.as_str()) } else { None })
+        self.read(key, "a text", |value| if let Value::Text(text) = value { Some(text) } else { None })
     }
 
-    pub fn list(&self, key: &str) -> Result<Option<&[Value]>, GgufError> {
-        self.read(key, "a list", |value| if let Value::List(list) = value { Some(list.as_slice()) } else { None })
+    pub fn list(&self, key: &str) -> Result<Option<List<'_>>, GgufError> {
+        self.read(key, "a list", |value| if let Value::List(list) = value { Some(list) } else { None })
     }
 
-    fn read<'a, T>(&'a self, key: &str, kind: &str, read: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>, GgufError> {
-        let Some(value) = self.metadata.get(key) else { return Ok(None) };
+    fn read<'a, T>(&'a self, key: &str, kind: &str, read: impl Fn(Value<'a>) -> Option<T>) -> Result<Option<T>, GgufError> {
+        let Some(&Stored { kind: stored, at }) = self.metadata.get(key) else { return Ok(None) };
+        let value = value(&mut Reader::new(&self.parts[0].1).at(at), stored, 0).map_err(|problem| self.malformed(problem))?;
         read(value).map(Some).ok_or_else(|| self.malformed(format!("{key} is not {kind}")))
     }
 
@@ -157,7 +196,7 @@ fn map(path: &Path) -> Result<Mmap, GgufError> {
 }
 
 struct Part {
-    metadata: BTreeMap<String, Value>,
+    metadata: BTreeMap<String, Stored>,
     tensors: Vec<Tensor>,
 }
 
@@ -173,26 +212,36 @@ fn part(bytes: &[u8], index: usize) -> Result<Part, String> {
         return Err(format!("its version is {version}; 2 and 3 are supported{other_end}"));
     }
     // A tensor's entry has at least a name's length, dimensions, a kind and an offset; a key's, two lengths and a kind.
-    let tensors = reader.count(24, "tensors")?;
-    let keys = reader.count(12, "keys")?;
-    let mut metadata = BTreeMap::new();
+    let tensors = at_most(TENSORS_MAX, reader.count(24, "tensors")?, "tensors")?;
+    let keys = at_most(KEYS_MAX, reader.count(12, "keys")?, "keys")?;
+    let (mut metadata, mut alignment) = (BTreeMap::new(), ALIGNMENT);
     for _ in 0..keys {
         let key = reader.string()?;
-        let kind = reader.u32()?;
-        let value = value(&mut reader, kind, 0).map_err(|problem| format!("{key}: {problem}"))?;
-        if metadata.insert(key.to_owned(), value).is_some() {
+        let stored = Stored { kind: reader.u32()?, at: reader.position() };
+        let value = value(&mut reader, stored.kind, 0).map_err(|problem| format!("{key}: {problem}"))?;
+        if key == "general.alignment" {
+            alignment = match value {
+                Value::Unsigned(n) if n.is_power_of_two() && n <= 1 << 20 => n,
+                other => return Err(format!("general.alignment is {other:?}")),
+            };
+        }
+        if metadata.insert(key.to_owned(), stored).is_some() {
             return Err(format!("{key} is there twice"));
         }
     }
     let entries = (0..tensors).map(|_| Entry::read(&mut reader)).collect::<Result<Vec<_>, _>>()?;
-    let alignment = match metadata.get("general.alignment") {
-        None => ALIGNMENT,
-        Some(Value::Unsigned(n)) if n.is_power_of_two() && *n <= 1 << 20 => *n,
-        Some(other) => return Err(format!("general.alignment is {other:?}")),
-    };
     let data = (reader.position() as u64).next_multiple_of(alignment);
-    let tensors = entries.into_iter().map(|entry| entry.place(index, data, bytes.len())).collect::<Result<_, _>>()?;
+    let tensors = entries.into_iter().map(|entry| entry.place(index, data, bytes.len())).collect::<Result<Vec<_>, _>>()?;
+    // Each lies within the file. If they shared bytes, a small file could be unpacked to any number of large weights.
+    let claimed = tensors.iter().try_fold(0usize, |all, tensor| all.checked_add(tensor.range.len()));
+    if claimed.is_none_or(|claimed| claimed > bytes.len()) {
+        return Err(format!("its tensors share bytes: together they have more than its {}", bytes.len()));
+    }
     Ok(Part { metadata, tensors })
+}
+
+fn at_most(max: usize, count: usize, things: &str) -> Result<usize, String> {
+    if count > max { Err(format!("it has {count} {things}, more than the {max} that are read")) } else { Ok(count) }
 }
 
 struct Entry {
@@ -239,7 +288,8 @@ impl Entry {
     }
 }
 
-fn value(reader: &mut Reader<'_>, kind: u32, depth: u32) -> Result<Value, String> {
+/// Reads a value, and all entries of a list.
+fn value<'a>(reader: &mut Reader<'a>, kind: u32, depth: u32) -> Result<Value<'a>, String> {
     Ok(match kind {
         0 => Value::Unsigned(reader.array::<1>()?[0].into()),
         1 => Value::Signed(i8::from_le_bytes(reader.array()?).into()),
@@ -249,11 +299,13 @@ fn value(reader: &mut Reader<'_>, kind: u32, depth: u32) -> Result<Value, String
         5 => Value::Signed(i32::from_le_bytes(reader.array()?).into()),
         6 => Value::Float(f32::from_le_bytes(reader.array()?).into()),
         7 => Value::Bool(reader.array::<1>()?[0] != 0),
-        8 => Value::Text(reader.string()?.to_owned()),
+        8 => Value::Text(reader.string()?),
         9 if depth < DEPTH_MAX => {
             let kind = reader.u32()?;
             let count = reader.count(bytes_at_least(kind), "entries of a list")?;
-            Value::List((0..count).map(|_| value(reader, kind, depth + 1)).collect::<Result<_, _>>()?)
+            let list = List { reader: reader.clone(), kind, count, depth: depth + 1 };
+            (0..count).try_for_each(|_| value(reader, kind, depth + 1).map(drop))?;
+            Value::List(list)
         }
         10 => Value::Unsigned(reader.u64()?),
         11 => Value::Signed(i64::from_le_bytes(reader.array()?)),

@@ -1,16 +1,27 @@
 //! Little-endian values one after the other, each checked against the bytes that are left.
 
-/// The most bytes of a string or an array of strings: a chat template has some ten kB, a token some ten bytes.
+/// The most bytes of a header: a vocabulary of 262,144 tokens and its merges take some 20 MB. Everything that is made of a header is bounded
+/// by its bytes, and so by this.
+pub(crate) const HEADER_BYTES_MAX: usize = 64 << 20;
+/// The most bytes of a string: a chat template has some ten kB, a token some ten bytes.
 const STRING_BYTES_MAX: usize = 16 << 20;
 
+/// A position in a header.
+#[derive(Clone, Debug)]
 pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
 impl<'a> Reader<'a> {
-    pub(crate) fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes, at: 0 }
+    /// Reads the header at the beginning of a file's bytes.
+    pub(crate) fn new(file: &'a [u8]) -> Self {
+        Self { bytes: &file[..file.len().min(HEADER_BYTES_MAX)], at: 0 }
+    }
+
+    /// Reads the same bytes from another position.
+    pub(crate) fn at(self, at: usize) -> Self {
+        Self { at: at.min(self.bytes.len()), ..self }
     }
 
     pub(crate) fn position(&self) -> usize {
@@ -22,7 +33,10 @@ impl<'a> Reader<'a> {
     }
 
     pub(crate) fn take(&mut self, len: usize) -> Result<&'a [u8], String> {
-        let bytes = self.bytes[self.at..].get(..len).ok_or_else(|| format!("it ends at byte {}, within its header", self.bytes.len()))?;
+        let bytes = self.bytes[self.at..].get(..len).ok_or_else(|| match self.bytes.len() {
+            HEADER_BYTES_MAX => format!("its header is longer than the {HEADER_BYTES_MAX} bytes that are read"),
+            end => format!("it ends at byte {end}, within its header"),
+        })?;
         self.at += len;
         Ok(bytes)
     }

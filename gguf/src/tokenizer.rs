@@ -2,7 +2,7 @@
 
 use crate::{
     GgufError,
-    file::{Gguf, Value},
+    file::{Gguf, List, Value},
     pieces,
 };
 use serde_json::{Map, Value as Json, json};
@@ -51,6 +51,11 @@ const PRES: [Pre; 8] = [
     Pre { names: &["tekken"], cut: Cut::By(TEKKEN), composed: false, whole_words: true },
 ];
 
+/// The most tokens; published models have up to 262,144.
+const TOKENS_MAX: usize = 1 << 21;
+/// The most merges, of which a vocabulary has up to some per token.
+const MERGES_MAX: usize = 1 << 21;
+
 /// Tokens that end a turn, regardless of their kind in the metadata.
 const ENDS: [&str; 13] = [
     "<|im_end|>",
@@ -84,18 +89,20 @@ impl<'a> Tokenizer<'a> {
         if list.len() > vocab {
             return Err(file.malformed(format!("it has {} tokens for an embedding of {vocab} rows", list.len())));
         }
-        let texts = |list: &'a [Value], key: &str| {
-            let text = |value: &'a Value| if let Value::Text(text) = value { Some(text.as_str()) } else { None };
-            list.iter().map(text).collect::<Option<Vec<_>>>().ok_or_else(|| file.malformed(format!("{key} is not a list of texts")))
+        if list.len() > TOKENS_MAX {
+            return Err(file.malformed(format!("it has {} tokens, more than the {TOKENS_MAX} that are read", list.len())));
+        }
+        let texts = |list: List<'a>, key: &str| {
+            let text = |value| if let Value::Text(text) = value { Some(text) } else { None };
+            list.map(text).collect::<Option<Vec<_>>>().ok_or_else(|| file.malformed(format!("{key} is not a list of texts")))
         };
         let tokens = texts(list, "tokenizer.ggml.tokens")?;
         let kinds = match file.list("tokenizer.ggml.token_type")? {
             None => vec![1; tokens.len()],
             Some(kinds) if kinds.len() == tokens.len() => kinds
-                .iter()
                 .map(|kind| match kind {
-                    Value::Signed(kind) => u64::try_from(*kind).unwrap_or_default(),
-                    Value::Unsigned(kind) => *kind,
+                    Value::Signed(kind) => u64::try_from(kind).unwrap_or_default(),
+                    Value::Unsigned(kind) => kind,
                     _ => 0,
                 })
                 .collect(),
@@ -161,6 +168,9 @@ impl<'a> Tokenizer<'a> {
         };
         let list =
             self.file.list("tokenizer.ggml.merges")?.ok_or_else(|| self.file.malformed("tokenizer.ggml.merges is missing".into()))?;
+        if list.len() > MERGES_MAX {
+            return Err(self.too_many_merges(list.len()));
+        }
         let mut merges = Vec::with_capacity(list.len());
         for merge in list {
             let Value::Text(text) = merge else { return Err(self.file.malformed("tokenizer.ggml.merges is not a list of texts".into())) };
@@ -182,7 +192,7 @@ impl<'a> Tokenizer<'a> {
                 return Err(self.file.malformed("tokenizer.ggml.scores is not a list of numbers".into()));
             };
             if !matches!(*kind, CONTROL | UNKNOWN | BYTE) {
-                pieces.push((*token, *score as f32));
+                pieces.push((*token, score as f32));
             }
         }
         let prefixed = self.file.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
@@ -200,9 +210,14 @@ impl<'a> Tokenizer<'a> {
             decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
         }
         let unknown = self.file.number("tokenizer.ggml.unknown_token_id")?.and_then(|id| self.tokens.get(id as usize));
-        let merges: Vec<_> = pieces::merges(&pieces, &self.ids).into_iter().map(|(a, b)| [a, b]).collect();
+        let merges = pieces::merges(&pieces, &self.ids, MERGES_MAX).ok_or_else(|| self.too_many_merges(MERGES_MAX + 1))?;
+        let merges: Vec<_> = merges.into_iter().map(|(a, b)| [a, b]).collect();
         let model = self.bpe(json!(merges), json!({"byte_fallback": true, "fuse_unk": true, "unk_token": unknown}));
         Ok((normalizer, Json::Null, json!({"type": "Sequence", "decoders": decoders}), model))
+    }
+
+    fn too_many_merges(&self, count: usize) -> GgufError {
+        self.file.malformed(format!("its tokens have {count} merges or more, where {MERGES_MAX} are read"))
     }
 
     /// Byte-pair encoding with these settings in addition to the usual ones.

@@ -150,6 +150,68 @@ fn what_is_wrong_with_a_file_is_said() {
 }
 
 #[test]
+fn a_claim_that_the_file_cannot_keep_is_refused() {
+    let whole = fs::read(fixture("llama3.gguf")).unwrap();
+    let with = |key: &str, number: u32| {
+        let at = whole.windows(key.len()).position(|window| window == key.as_bytes()).unwrap() + key.len() + 4;
+        let mut edited = whole.clone();
+        edited[at..at + 4].copy_from_slice(&number.to_le_bytes());
+        try_all(&edited).unwrap_err().to_string()
+    };
+    let error = with("llama.block_count", 1_000_000);
+    assert!(error.contains("claims 1000000 layers"), "{error}");
+    for key in ["llama.attention.head_count", "llama.attention.head_count_kv", "llama.context_length", "llama.feed_forward_length"] {
+        let error = with(key, 0x8000_0001);
+        assert!(error.contains(key) && error.contains("more than the 67108864"), "{error}");
+    }
+}
+
+/// A file without keys, whose tensors `[1000]` of f32 begin at these offsets of 8000 bytes.
+fn tensors_at(offsets: &[u64]) -> Vec<u8> {
+    let mut file = b"GGUF\x03\0\0\0".to_vec();
+    file.extend((offsets.len() as u64).to_le_bytes());
+    file.extend(0u64.to_le_bytes());
+    for (nth, offset) in offsets.iter().enumerate() {
+        let name = format!("t{nth}");
+        file.extend((name.len() as u64).to_le_bytes());
+        file.extend(name.as_bytes());
+        file.extend(1u32.to_le_bytes());
+        file.extend(1000u64.to_le_bytes());
+        file.extend(0u32.to_le_bytes());
+        file.extend(offset.to_le_bytes());
+    }
+    file.resize(file.len().next_multiple_of(32) + 8000, 0);
+    file
+}
+
+#[test]
+fn tensors_do_not_multiply_a_files_bytes() {
+    let temporary = tempfile::tempdir().unwrap();
+    let path = temporary.path().join("model.gguf");
+    fs::write(&path, tensors_at(&[0, 4000])).unwrap();
+    assert_eq!(Gguf::open(&path).unwrap().tensors().len(), 2);
+    fs::write(&path, tensors_at(&[0; 50])).unwrap();
+    let error = Gguf::open(&path).err().unwrap().to_string();
+    assert!(error.contains("share bytes"), "{error}");
+}
+
+#[test]
+fn a_header_is_read_up_to_a_bound() {
+    let mut file = b"GGUF\x03\0\0\0".to_vec();
+    file.extend(0u64.to_le_bytes());
+    file.extend(1u64.to_le_bytes());
+    file.extend(1u64.to_le_bytes());
+    file.extend(b"x");
+    // A list of bytes.
+    file.extend(9u32.to_le_bytes());
+    file.extend(0u32.to_le_bytes());
+    file.extend((65u64 << 20).to_le_bytes());
+    file.resize(file.len() + (65 << 20), 0);
+    let error = try_all(&file).unwrap_err().to_string();
+    assert!(error.contains("more than there is room for"), "{error}");
+}
+
+#[test]
 fn a_directory_is_whole_or_not_there() {
     let temporary = tempfile::tempdir().unwrap();
     let file = Gguf::open(&fixture("pieces.gguf")).unwrap();

@@ -6,6 +6,7 @@
 
 use crate::{
     helper,
+    matcher::{Allowance, MatchError, Matcher},
     schema::{self, Prepared, SchemaError, Terms},
     vocabulary::Vocabulary,
     wording,
@@ -20,7 +21,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::{collections::VecDeque, fmt, sync::Arc, thread};
-use tidemill_proto::grammar::Grammar;
+use tidemill_proto::{block::Token, grammar::Grammar};
 
 /// The most bytes of a grammar. Larger public schemas are rare, and no answer needs them.
 pub const GRAMMAR_BYTES_MAX: usize = 256 << 10;
@@ -34,6 +35,8 @@ const KEPT_BYTES_MAX: usize = 4 << 20;
 const STACK_BYTES: usize = 256 << 20;
 /// The most characters of the compiler's message in an error.
 const MESSAGE_MAX: usize = 500;
+/// The most tokens of a trial: most ambiguous grammars are as slow by then as they will be, and an ordinary one takes a millisecond or two.
+const TRIAL_TOKENS: usize = 32;
 /// The most parts of a schema that are compiled separately to find the one at fault.
 const TRIALS_MAX: usize = 200;
 /// The most keywords and values of all these parts together.
@@ -45,7 +48,8 @@ fn limits() -> ParserLimits {
         // A large public schema (FHIR's) takes half of this, 10 ms.
         initial_lexer_fuel: 1_000_000,
         max_grammar_size: 200_000,
-        // This is 35 ms for one mask. Almost all masks take 1/100,000 of it.
+        // Expressions take 35 ms of one mask at most. Almost all masks take 1/100,000 of it. Items can take far longer, as the time is
+        // not proportional to their number: see `try_out`.
         step_lexer_fuel: 500_000,
         step_max_items: 100_000,
         // Each takes one or two kilobytes, for each sequence.
@@ -66,12 +70,15 @@ pub enum GrammarError {
     Invalid(String),
     /// Returned by the caller of the helper, which was ended before it could answer.
     #[error(
-        "it takes more than {} s of computing, or {} MiB of memory, to be compiled: make it smaller, with fewer expressions for one text \
-         (`pattern` in `allOf`) and fewer options",
+        "it takes more than {} s of computing, or {} MiB of memory, to be compiled and tried out: make it smaller, with fewer expressions \
+         for one text (`pattern` in `allOf`) and fewer options",
         helper::CPU_S,
         helper::MEMORY_BYTES >> 20
     )]
     TooMuchWork,
+    /// The trial of a grammar that compiles took too long.
+    #[error("it would take too long at each token of an answer: {0}")]
+    Slow(String),
 }
 
 /// Refuses a text that is too large, before it is parsed.
@@ -84,7 +91,7 @@ impl GrammarError {
     pub fn path(&self) -> Option<&str> {
         match self {
             Self::Schema(error) => Some(&error.path),
-            Self::TooLarge { .. } | Self::Invalid(_) | Self::TooMuchWork => None,
+            Self::TooLarge { .. } | Self::Invalid(_) | Self::TooMuchWork | Self::Slow(_) => None,
         }
     }
 }
@@ -99,6 +106,26 @@ impl Compiled {
     /// A copy that shares no mutable state.
     pub(crate) fn fresh(&self) -> llguidance::Matcher {
         self.prototype.lock().deep_clone()
+    }
+
+    /// Follows the grammar for the first tokens of an answer, chosen at random but always the same, and refuses it if that takes too long.
+    /// Any other error is that of these tokens alone.
+    pub(crate) fn try_out(&self) -> Result<(), GrammarError> {
+        let mut matcher = Matcher::within(Allowance::TRIAL, self, &[], false);
+        let mut random = 7_u64;
+        for _ in 0..TRIAL_TOKENS {
+            let allowed: Vec<Token> = match matcher.mask() {
+                Ok(mask) => mask.tokens().collect(),
+                Err(slow @ MatchError::TooSlow { .. }) => return Err(GrammarError::Slow(slow.to_string())),
+                Err(_) => return Ok(()),
+            };
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let token = allowed[(random >> 33) as usize % allowed.len()];
+            if matcher.advance(token).is_err() {
+                return Ok(());
+            }
+        }
+        Ok(())
     }
 }
 
@@ -201,15 +228,16 @@ pub fn json_schema(schema: &Value, terms: impl Into<Terms>) -> Result<Grammar, G
     on_deep_stack(|| json_schema_here(schema, terms, None))
 }
 
-/// As [`json_schema`], on the caller's stack, for a schema that is not too large. With a `compiler`, also compiles for that vocabulary.
+/// As [`json_schema`], on the caller's stack, for a schema that is not too large. With a `compiler`, also compiles for that vocabulary, and
+/// tries the result out.
 pub(crate) fn json_schema_here(schema: &Value, terms: Terms, compiler: Option<&Compiler>) -> Result<Grammar, GrammarError> {
     let prepared = schema::prepare(schema, terms)?;
     let text = prepared.document().to_string();
     check_size(text.len())?;
     let grammar = Grammar::JsonSchema(text.into());
     let compiled = compiler.map(|compiler| compiler.compile_anew(&grammar));
-    if let Some(Ok(_)) = compiled {
-        return Ok(grammar);
+    if let Some(Ok(compiled)) = compiled {
+        return compiled.try_out().map(|()| grammar);
     }
     match try_schema(prepared.document().clone()) {
         Err(problem) => Err(fault(&prepared, problem).into()),

@@ -11,7 +11,8 @@
 //!
 //! The kernel ends a child at its limits, and the coordinator sees its session end without an answer, which means that the question takes
 //! too much. The next session has a new child. An answer is a verdict: a grammar that has passed stays within the limits wherever it is
-//! compiled, as compiling is a function of the grammar and the vocabulary.
+//! compiled, as compiling is a function of the grammar and the vocabulary. It has also been followed for some tokens, so that one that is
+//! slow from the start is refused; one that becomes slow later is the worker's to bound.
 
 pub mod handle;
 mod process;
@@ -48,7 +49,7 @@ pub struct Model {
 pub enum Question {
     /// Asks how the compiler accepts a schema, and whether it compiles: for a model's vocabulary, or alone as a part of a larger grammar.
     Schema { schema: String, terms: Terms, model: Option<usize> },
-    /// Asks whether this grammar compiles.
+    /// Asks whether this grammar compiles, and is followed fast enough.
     Grammar { grammar: Grammar, model: usize },
 }
 
@@ -78,7 +79,7 @@ impl Question {
                 let compiler = model.map(compiler).transpose()?;
                 json_schema_here(&schema, *terms, compiler).map(|grammar| grammar.text().to_owned())
             }
-            Self::Grammar { grammar, model } => compiler(*model)?.compile_anew(grammar).map(|_| String::new()),
+            Self::Grammar { grammar, model } => compiler(*model)?.compile_anew(grammar)?.try_out().map(|()| String::new()),
         }
     }
 }

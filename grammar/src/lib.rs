@@ -6,13 +6,14 @@
 //! - [`vocabulary`]: the bytes of each token, and their trie
 //! - [`compiler`]: grammars to compiled ones, bounded and cached
 //! - [`matcher`]: one sequence on its way through a grammar
-//! - [`helper`]: a process that compiles clients' grammars first, under strict limits
+//! - [`helper`]: a process that compiles clients' grammars first, under strict limits; [`confinement`]: the pieces of such processes
 //!
 //! There is no clock and no entropy except in the helper. A mask is a function of the grammar and the tokens so far: a [`Matcher`] starts
 //! as an unused copy of a compiled grammar, and does the same work in the same order wherever a sequence continues, so even a failure is
 //! the same everywhere. The parser is [llguidance](https://github.com/guidance-ai/llguidance).
 
 pub mod compiler;
+pub mod confinement;
 mod disjoint;
 mod expression;
 pub mod gbnf;

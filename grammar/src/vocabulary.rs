@@ -2,8 +2,11 @@
 
 use serde::Deserialize;
 use serde_json::Value;
-use std::{collections::HashMap, fmt, fs, panic::catch_unwind, path::Path, sync::Arc};
-use tidemill_proto::block::Token;
+use std::{collections::HashMap, fmt, panic::catch_unwind, path::Path, sync::Arc};
+use tidemill_proto::{
+    block::Token,
+    files::{TOKENIZER_BYTES_MAX, read_at_most},
+};
 use tokenizers::{AddedToken, Decoder, DecoderWrapper, Tokenizer};
 use toktrie::{TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 
@@ -180,7 +183,7 @@ impl Vocabulary {
 
     /// The vocabulary of the `tokenizer.json` at `path`.
     pub fn load(path: &Path, width: usize) -> Result<Self, VocabularyError> {
-        let read = fs::read(path).map_err(|error| error.to_string()).and_then(|bytes| read_tokenizer(&bytes));
+        let read = read_at_most(path, TOKENIZER_BYTES_MAX).map_err(|error| error.to_string()).and_then(|bytes| read_tokenizer(&bytes));
         let tokenizer = read.map_err(|reason| VocabularyError { path: path.display().to_string(), reason })?;
         Ok(Self::new(&tokenizer, width))
     }

@@ -14,7 +14,7 @@
 //
 // The assembler is free to move a wait for products up to the beginning of its basic block, and everything that should
 // overlap with them down behind it. So the wait for P V is at the loop's edge, not after the exponentials;
-// kernels/tests/sass.rs checks the machine code.
+// kernels/tests/cuda/sass.rs checks the machine code.
 //
 // Arguments and grid: see attention_prefill.cu. 384 threads; dynamic shared memory for Q, two tiles each of K and V,
 // and alignment: 5 OPERAND_BYTES + ALIGNMENT.

@@ -67,7 +67,8 @@ pub struct PoolFlags {
     /// Rule by which blocks make room for new ones: lru, lfu, s3fifo or hit-density [default: hit-density]
     #[arg(long)]
     pub policy: Option<String>,
-    /// Slots of memory, and of disk, that one tenant (requests with one salt) may fill, in percent [default: 100]
+    /// Slots of memory, and of disk, that one tenant may fill while there are others, in percent; all of the tier that is shed first
+    /// are one [default: 50]
     #[arg(long)]
     pub tenant_share: Option<u8>,
     /// Object storage or a shared directory for blocks that are used again, common to all nodes: s3://BUCKET/PREFIX or file:///DIRECTORY.
@@ -227,6 +228,8 @@ const PAUSE_S_MAX: u64 = 24 * 3600;
 /// long.
 const DEADLINE_MS: std::ops::RangeInclusive<u64> = 100..=600_000;
 
+/// The default share of one tenant, in percent: enough for several others, each with what it uses again.
+const TENANT_SHARE: u8 = 50;
 /// The longest configurable drain, more than any node needs.
 const DRAIN_S_MAX: u64 = 24 * 3600;
 
@@ -257,7 +260,7 @@ impl Flags {
             Some(name) => name.parse().map_err(|unknown: UnknownPolicy| invalid("policy", &name, unknown.to_string()))?,
             None => Policy::default(),
         };
-        let tenant_share = kvpool.tenant_share.unwrap_or(100);
+        let tenant_share = kvpool.tenant_share.unwrap_or(TENANT_SHARE);
         if !(1..=100).contains(&tenant_share) {
             return Err(invalid("tenant_share", tenant_share, "must be from 1 to 100 percent").into());
         }

@@ -3,7 +3,7 @@
 
 use crate::{
     error::ModelError,
-    json::{LFS_POINTER, read_json},
+    json::{LFS_POINTER, read_json_of},
     mxfp4::EXPONENT_MAX,
 };
 use memmap2::{Mmap, UncheckedAdvice};
@@ -23,6 +23,7 @@ use tidemill_kernels::{
     Dtype, Matrix,
     dtype::{decode, is_e4m3_nan},
 };
+use tidemill_proto::files::INDEX_BYTES_MAX;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -30,6 +31,8 @@ const INDEX: &str = "model.safetensors.index.json";
 const CONSOLIDATED: &str = "consolidated.safetensors";
 /// Hub checkpoints of a trillion parameters have some hundreds of files.
 const FILES_MAX: usize = 4096;
+/// The longest header. One of 100,000 tensors in a single file has some 12 MB.
+const HEADER_BYTES_MAX: u64 = 32 << 20;
 
 /// Bytes of a mapped file.
 #[derive(Clone)]
@@ -144,7 +147,7 @@ impl Checkpoint {
     }
 
     fn open_sharded(dir: &Path, path: PathBuf) -> Result<Self, ModelError> {
-        let weight_map = read_json::<Index>(&path)?.weight_map;
+        let weight_map = read_json_of::<Index>(&path, INDEX_BYTES_MAX)?.weight_map;
         let mut names: Vec<&String> = weight_map.values().collect();
         names.sort_unstable();
         names.dedup();
@@ -418,6 +421,12 @@ impl TensorFile {
         if map.starts_with(LFS_POINTER) {
             return Err(ModelError::LfsPointer { path });
         }
+        // The format's own bound is three times as much, and what is made of a header takes several times its bytes.
+        let header_bytes = map.first_chunk::<LENGTH_BYTES>().map_or(0, |length| u64::from_le_bytes(*length));
+        if header_bytes > HEADER_BYTES_MAX && header_bytes <= map.len() as u64 {
+            let problem = format!("its header claims {header_bytes} bytes, more than the {HEADER_BYTES_MAX} that are read");
+            return Err(ModelError::Safetensors { problem, path });
+        }
         match SafeTensors::read_metadata(&map) {
             Ok((header_bytes, metadata)) => Ok(Self { path, map: Arc::new(map), metadata, data: LENGTH_BYTES + header_bytes }),
             Err(error) => Err(ModelError::Safetensors { problem: problem(&map, error), path }),
@@ -467,6 +476,17 @@ mod tests {
 
     fn taken(numbers: Numbers, bytes: &[u8]) -> Taken {
         Taken { name: "w".into(), path: "m".into(), bytes: Mapped::of(bytes), numbers, shape: vec![bytes.len() / numbers.bytes()] }
+    }
+
+    #[test]
+    fn a_header_is_read_up_to_a_bound() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(SINGLE);
+        let claimed = HEADER_BYTES_MAX + 1;
+        std::fs::write(&path, claimed.to_le_bytes()).unwrap();
+        File::options().write(true).open(&path).unwrap().set_len(2 * claimed).unwrap();
+        let error = TensorFile::open(path).err().unwrap().to_string();
+        assert!(error.contains("its header claims 33554433 bytes"), "{error}");
     }
 
     #[test]

@@ -19,7 +19,10 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 use std::{ops::Range, path::Path};
 use tidemill_kernels::cpu::activation::Activation;
-use tidemill_proto::block::{KvDtype, KvShape, Token};
+use tidemill_proto::{
+    block::{KvDtype, KvShape, Token},
+    message::VOCAB_MAX,
+};
 
 /// A model's dimensions and settings. The serialized fields, besides the weights, decide the arithmetic. Fields that came with later
 /// families are omitted at their defaults, so that the layouts of earlier families stay the same.
@@ -153,7 +156,6 @@ pub(crate) const SIZE_MAX: usize = 1 << 20;
 /// The longest context: f32 counts positions exactly up to here.
 const CONTEXT_MAX: usize = 1 << 24;
 const LAYERS_MAX: usize = 1 << 12;
-const VOCAB_MAX: usize = 1 << 24;
 
 /// The default of [`RopeRule::ExceptListed`].
 const NO_ROPE_INTERVAL: usize = 4;
@@ -207,7 +209,7 @@ impl ModelConfig {
         Ok(Self {
             architecture: family.architecture,
             family,
-            vocab: within("vocab_size", raw.vocab_size, VOCAB_MAX)?,
+            vocab: within("vocab_size", raw.vocab_size, VOCAB_MAX as usize)?,
             hidden,
             intermediate: columns.mlp_width(family.mlp_width, within("intermediate_size", raw.intermediate_size, SIZE_MAX)?)?,
             layers,

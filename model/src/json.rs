@@ -2,19 +2,17 @@
 
 use crate::error::ModelError;
 use serde::de::DeserializeOwned;
-use std::{fs, path::Path};
+use std::path::Path;
+use tidemill_proto::files::{SETTINGS_BYTES_MAX, read_at_most};
 
-/// The largest JSON file that is read. Real ones are below 100 kB; an index of thousands of tensors is a few MB.
-const JSON_BYTES_MAX: u64 = 64 << 20;
-
+/// Reads a file of settings.
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, ModelError> {
-    let io = |source| ModelError::Io { path: path.to_owned(), source };
-    let bytes = fs::metadata(path).map_err(io)?.len();
-    if bytes > JSON_BYTES_MAX {
-        let problem = format!("{bytes} bytes are more than the {JSON_BYTES_MAX} that are read");
-        return Err(ModelError::Config { path: path.to_owned(), problem });
-    }
-    let bytes = fs::read(path).map_err(io)?;
+    read_json_of(path, SETTINGS_BYTES_MAX)
+}
+
+/// Reads a file of at most so many bytes.
+pub fn read_json_of<T: DeserializeOwned>(path: &Path, bytes_max: u64) -> Result<T, ModelError> {
+    let bytes = read_at_most(path, bytes_max).map_err(|source| ModelError::Io { path: path.to_owned(), source })?;
     if bytes.starts_with(LFS_POINTER) {
         return Err(ModelError::LfsPointer { path: path.to_owned() });
     }

@@ -60,6 +60,6 @@ pub use echo::EchoExecutor;
 pub use encoder::{Encoder, EncoderExecutor, EncoderOptions};
 pub use error::ModelError;
 pub use executor::{BlockBytes, DeviceCopies, Executor, ExecutorError, HostBlock, Runner};
-pub use json::read_json;
+pub use json::{read_json, read_json_of};
 pub use sampler::{SamplerScratch, sample, token_logprob};
 pub use tidemill_kernels::{Isa, cpu::kv::KvMemory, cuda::CudaError};

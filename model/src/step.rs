@@ -38,6 +38,6 @@ fn draw_after(draw: Draw<'_>, before: &[Token], row: &mut [f32], scratch: &mut S
             let (history, index) = (longer.as_ref().unwrap_or(history), index + before.len() as u64);
             result.drawn.push(sample(row, sampling, history, index, banned, allowed, scratch));
         }
-        Err(reason) => result.fault = Some(reason.to_owned()),
+        Err(reason) => result.withhold(reason),
     }
 }

@@ -22,7 +22,7 @@ use tokio::{sync::mpsc, time};
 
 /// This release, as coordinators are told.
 const RELEASE: &str = env!("CARGO_PKG_VERSION");
-/// The interval of a worker's reports.
+/// The default interval of a worker's reports.
 pub const HEARTBEAT: Duration = Duration::from_secs(1);
 /// The time without a heartbeat after which a coordinator considers a worker dead.
 pub const HEARTBEAT_DEAD: Duration = Duration::from_secs(5);
@@ -63,12 +63,12 @@ struct Outgoing {
 pub type Reporter = Arc<dyn Fn() -> Report + Send + Sync>;
 
 impl Uplink {
-    /// Connects to all `coordinators`, and reconnects as long as the `Uplink` lives.
+    /// Connects to all `coordinators`, sends a report at each interval, and reconnects as long as the `Uplink` lives.
     pub fn start(
         endpoint: &Endpoint,
         coordinators: &[SocketAddr],
         register: Register,
-        report: Reporter,
+        (every, report): (Duration, Reporter),
     ) -> (Self, mpsc::Receiver<(LinkId, LinkEvent)>) {
         let (incoming, events) = mpsc::channel(INCOMING_MAX);
         let instance = Instance(rand::random());
@@ -76,7 +76,8 @@ impl Uplink {
         for (coordinator, &addr) in coordinators.iter().enumerate() {
             let (send, outgoing) = mpsc::channel(OUTGOING_MAX);
             let id = LinkId { coordinator, session: 0 };
-            let link = Link { id, addr, endpoint: endpoint.clone(), instance, register: register.clone(), report: Arc::clone(&report) };
+            let (endpoint, register, report) = (endpoint.clone(), register.clone(), Arc::clone(&report));
+            let link = Link { id, addr, endpoint, instance, register, every, report };
             queues.push(send);
             tasks.push(tokio::spawn(link.run(outgoing, incoming.clone())));
         }
@@ -115,6 +116,8 @@ struct Link {
     /// The same at all coordinators, for as long as this process lives.
     instance: Instance,
     register: Register,
+    /// The interval of reports.
+    every: Duration,
     report: Reporter,
 }
 
@@ -197,7 +200,7 @@ impl Link {
         (epoch, version): (Epoch, Version),
         outgoing: &mut mpsc::Receiver<Outgoing>,
     ) -> Result<&'static str, LinkError> {
-        let mut heartbeat = time::interval(HEARTBEAT);
+        let mut heartbeat = time::interval(self.every);
         if version.has_release() {
             sender.send(&ToCoordinator::Event { epoch, event: WorkerEvent::Release(RELEASE.into()) }).await?;
         }

@@ -4,9 +4,10 @@ use crate::{
     config::{ConfigError, invalid, required},
     identity::{Identity, IdentityError, PeerRole},
     process::{LogFormat, Logging},
+    uplink::{HEARTBEAT, HEARTBEAT_DEAD},
 };
 use serde::{Deserialize, Serialize};
-use std::{fs, net::SocketAddr, path::PathBuf};
+use std::{fs, net::SocketAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
 use tidemill_proto::message::{Host, Register, RoleInfo};
 
 /// Section `[worker]` of a worker's config file, and its flags.
@@ -35,6 +36,10 @@ pub struct WorkerFlags {
     /// loopback]
     #[arg(long)]
     pub bind: Option<SocketAddr>,
+    /// Milliseconds between two reports to each coordinator, from 50 to 2000: one without news of a worker for five seconds gives it up
+    /// [default: 1000]
+    #[arg(long)]
+    pub heartbeat_ms: Option<u64>,
     /// Log filter: error, warn, info, debug, or directives such as info,tidemill_net=debug [default: info]
     #[arg(long)]
     pub log: Option<String>,
@@ -57,6 +62,8 @@ pub struct WorkerSettings {
     pub coordinators: Vec<SocketAddr>,
     pub identity: Identity,
     pub bind: SocketAddr,
+    /// The interval of reports.
+    pub heartbeat: Duration,
     pub log: Logging,
     pub exit_with_parent: bool,
 }
@@ -105,6 +112,14 @@ impl WorkerFlags {
         if let Some(host) = self.host.as_ref().filter(|host| !(1..=HOST_BYTES_MAX).contains(&host.len())) {
             return Err(invalid("host", host, format!("must have 1 to {HOST_BYTES_MAX} bytes")).into());
         }
+        let heartbeat = match self.heartbeat_ms.map(Duration::from_millis) {
+            None => HEARTBEAT,
+            Some(every) if HEARTBEATS.contains(&every) => every,
+            Some(every) => {
+                let (least, most) = (HEARTBEATS.start().as_millis(), HEARTBEATS.end().as_millis());
+                return Err(invalid("heartbeat_ms", every.as_millis(), format!("must be from {least} to {most}")).into());
+            }
+        };
         Ok(WorkerSettings {
             host: self.host.map_or_else(|| this_host(&name), Host),
             name,
@@ -113,11 +128,16 @@ impl WorkerFlags {
             coordinators: self.coordinators.unwrap_or_default(),
             identity,
             bind: self.bind.unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0))),
+            heartbeat,
             log: Logging::new(self.log, self.log_format),
             exit_with_parent: self.exit_with_parent.unwrap_or(false),
         })
     }
 }
+
+/// The intervals of reports that a worker may have. One that is late must not look like a dead worker.
+const HEARTBEATS: RangeInclusive<Duration> = Duration::from_millis(50)..=Duration::from_millis(2000);
+const _: () = assert!(HEARTBEATS.end().as_millis() * 2 < HEARTBEAT_DEAD.as_millis());
 
 /// The maximum length of a host name.
 pub const HOST_BYTES_MAX: usize = 128;

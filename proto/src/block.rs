@@ -167,19 +167,22 @@ impl BlockKey {
 /// Length of the tenant's part, with which a salt begins. The rest is the tenant's own way to separate its requests.
 pub const TENANT_SALT_BYTES: usize = 32;
 
+/// Length of the account, with which a tenant's part begins. Tenants of one account share what each tenant has at most.
+pub const ACCOUNT_SALT_BYTES: usize = 8;
+
 /// The part of a salt that identifies the tenant. Without tenants, salts are shorter, and each counts as a tenant of its own.
 pub fn tenant_part(salt: &[u8]) -> &[u8] {
     &salt[..salt.len().min(TENANT_SALT_BYTES)]
 }
 
-/// The owner of blocks, as far as a pool node knows: a digest of the salt's [`tenant_part`]. All requests with the same part belong to one
-/// tenant.
+/// The owner of blocks, as far as a pool node knows: a digest of the account in the salt's [`tenant_part`]. A front door gives every tenant
+/// an account of its own, but one to all tenants whose keys cost nothing, since one person may have any number of them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct Tenant(pub u64);
 
 impl Tenant {
     pub fn of_salt(salt: &[u8]) -> Self {
-        let digest = blake3::derive_key("tidemill tenant v1", tenant_part(salt));
+        let digest = blake3::derive_key("tidemill account v1", &salt[..salt.len().min(ACCOUNT_SALT_BYTES)]);
         Self(u64::from_le_bytes(*digest.first_chunk().expect("a BLAKE3 key has 32 bytes")))
     }
 }

@@ -9,8 +9,10 @@
 //! - [`message`]: messages between coordinator and workers
 //! - [`pool`]: messages between a KV pool node and its clients; [`stage`]: those between the stages of a worker
 //! - [`frame`]: messages to bytes and back, bounded and versioned
+//! - [`files`]: bounded reading of a model's files
 
 pub mod block;
+pub mod files;
 pub mod frame;
 pub mod grammar;
 pub mod ids;

@@ -150,6 +150,9 @@ pub struct IdentityKeys {
 /// Values that published configurations leave out where this text model is part of a larger one: `model_type`, `vocab_size`, context.
 const GEMMA3_TEXT: (&str, u32, u32) = ("gemma3_text", 262_208, 131_072);
 
+/// The largest vocabulary: sixteen times the largest known one, Gemma's. Rows of logits and masks have as many entries.
+pub const VOCAB_MAX: u32 = 1 << 22;
+
 impl IdentityKeys {
     /// Returns the identity, and the context in tokens. The error completes "config.json: …".
     pub fn identity(self) -> Result<(ModelIdentity, u32), String> {
@@ -161,9 +164,13 @@ impl IdentityKeys {
         }
         let need = |value: Option<u32>, key| value.ok_or(format!("missing field `{key}`"));
         let context = need(keys.max_position_embeddings, "max_position_embeddings")?;
+        let vocab_size = need(keys.vocab_size, "vocab_size")?;
+        if vocab_size > VOCAB_MAX {
+            return Err(format!("vocab_size is {vocab_size}, more than the {VOCAB_MAX} that any model has"));
+        }
         let identity = ModelIdentity {
             model_type: keys.model_type,
-            vocab_size: need(keys.vocab_size, "vocab_size")?,
+            vocab_size,
             hidden_size: need(keys.hidden_size, "hidden_size")?,
             num_hidden_layers: need(keys.num_hidden_layers, "num_hidden_layers")?,
             kind,

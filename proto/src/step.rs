@@ -71,14 +71,23 @@ pub struct Draw<'a> {
 
 /// The tokens that a grammar allows next. They may still be unknown when a step begins.
 pub trait Allowed: fmt::Debug + Sync {
-    /// Waits until the tokens are known. An error ends the sequence.
-    fn wait(&self) -> Result<&Mask, &str>;
+    /// Waits for the tokens, as long as a step may be delayed by them.
+    fn wait(&self) -> Result<&Mask, Withheld<'_>>;
 
     /// Waits for the tokens that are allowed after `drawn`, which were drawn in the same step. Callers ask for each proper prefix of
     /// `drawn` first.
-    fn wait_after(&self, drawn: &[Token]) -> Result<&Mask, &str> {
-        if drawn.is_empty() { self.wait() } else { Err("its grammar is followed one token in a step here") }
+    fn wait_after(&self, drawn: &[Token]) -> Result<&Mask, Withheld<'_>> {
+        if drawn.is_empty() { self.wait() } else { Err(Withheld::Failed("its grammar is followed one token in a step here")) }
     }
+}
+
+/// The reason why the tokens that a grammar allows cannot be had in a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Withheld<'a> {
+    /// They are not known in time: another step must draw the token. All calls in one step agree.
+    Late,
+    /// The grammar failed, which ends the sequence.
+    Failed(&'a str),
 }
 
 /// A set of tokens: a bit for each entry of a row of logits.
@@ -104,8 +113,20 @@ pub struct SegmentResult {
     pub drawn: Vec<(Token, Option<TokenLogprob>)>,
     /// The reason why a wanted token could not be drawn: its grammar failed.
     pub fault: Option<String>,
+    /// Whether a wanted token could not be drawn yet, as the tokens that its grammar allows came too late. Its row is to be computed again.
+    pub is_late: bool,
     /// The prompt's embedding; `None` if not wanted, or if the backend does not provide it.
     pub embedding: Option<Vec<f32>>,
+}
+
+impl SegmentResult {
+    /// Notes that a wanted token was not drawn.
+    pub fn withhold(&mut self, reason: Withheld<'_>) {
+        match reason {
+            Withheld::Late => self.is_late = true,
+            Withheld::Failed(reason) => self.fault = Some(reason.to_owned()),
+        }
+    }
 }
 
 impl<'a> StateBlocks<'a> {
@@ -198,14 +219,14 @@ impl Mask {
 pub struct Unknown;
 
 impl Allowed for Unknown {
-    fn wait(&self) -> Result<&Mask, &str> {
-        Err("its grammar is not known here")
+    fn wait(&self) -> Result<&Mask, Withheld<'_>> {
+        Err(Withheld::Failed("its grammar is not known here"))
     }
 }
 
 /// A set that is known from the start.
 impl Allowed for Mask {
-    fn wait(&self) -> Result<&Mask, &str> {
+    fn wait(&self) -> Result<&Mask, Withheld<'_>> {
         Ok(self)
     }
 }

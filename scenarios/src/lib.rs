@@ -18,7 +18,7 @@ use tidemill_net::{
     config::ConfigError,
     identity::{self, Identity},
     link::Endpoint,
-    uplink::{LinkEvent, Uplink},
+    uplink::{HEARTBEAT, LinkEvent, Uplink},
 };
 use tidemill_proto::{
     block::{LayoutFingerprint, Token},
@@ -41,18 +41,18 @@ pub struct Cluster {
     served: tokio::task::JoinHandle<()>,
 }
 
-/// The coordinator's program, which lies beside the tests: `make programs` builds it.
+/// The coordinator's program as it is shipped, whatever the tests are built with: `make programs` builds it.
 pub fn program() -> PathBuf {
     let test = env::current_exe().expect("a running program has a path");
-    let target = test.parent().and_then(Path::parent).expect("tests lie in `deps` of the target directory");
-    let program = target.join("tidemill-coordinator");
+    let target = test.ancestors().nth(3).expect("tests lie in PROFILE/deps of the target directory");
+    let program = target.join("release/tidemill-coordinator");
     assert!(program.is_file(), "{} is not there: `make programs` builds it", program.display());
     program
 }
 
-/// Checks flags for this process, which is a test and not the program that compiles grammars.
+/// Checks flags for this process, which is a test and not the program that is its own helper.
 pub fn checked(flags: Flags) -> Result<Settings, ConfigError> {
-    Ok(Settings { grammar_helper: program(), ..flags.check()? })
+    Ok(Settings { helper: program(), ..flags.check()? })
 }
 
 pub fn fixture(family: &str) -> PathBuf {
@@ -154,8 +154,8 @@ impl Worker {
     pub async fn join(pki: &Path, quic: SocketAddr, name: &str, role: RoleInfo, script: Script) -> Self {
         let endpoint = Endpoint::bind(([127, 0, 0, 1], 0).into(), &Identity::load(pki).unwrap()).unwrap();
         let register = Register { name: name.into(), host: Host("here".into()), pid: std::process::id(), model: None, role };
-        let report = Arc::new(Report::default);
-        let (uplink, mut events) = Uplink::start(&endpoint, &[quic], register, report);
+        let reports = (HEARTBEAT, Arc::new(Report::default) as _);
+        let (uplink, mut events) = Uplink::start(&endpoint, &[quic], register, reports);
         let (seen, messages) = mpsc::unbounded_channel();
         let (say, mut said) = mpsc::unbounded_channel();
         let mut peer = Peer { uplink, script, running: HashMap::new(), seen };

@@ -529,6 +529,11 @@ mod tests {
         Event { id: format!("req_{id}"), prompt_tokens: 1, ..Event::default() }
     }
 
+    /// Writes an entry, however long the disk takes: [`Journal::write`] waits only briefly.
+    async fn written(meter: &Journal<Event>, event: Event) {
+        meter.offer(event).expect("there is room").await.expect("it is written");
+    }
+
     pub(super) fn open_at(dir: &Path, settings: Settings) -> (Journal<Event>, Vec<String>) {
         let mut ids = Vec::new();
         let meter = Journal::<Event>::open(dir, settings, UNIX_EPOCH, |event: Event| ids.push(event.id)).unwrap();
@@ -566,14 +571,14 @@ mod tests {
             let (meter, earlier) = open_at(dir.path(), settings);
             assert!(earlier.is_empty());
             for id in 0..50 {
-                meter.write(event(id)).await;
+                written(&meter, event(id)).await;
             }
             let copy = copy_of(dir.path());
             assert!(files::<Event>(copy.path()).unwrap().len() > 3, "files are bounded");
             assert_eq!(read_after(copy.path(), 0), ids(0..50), "and can be read beside their process");
             let (again, earlier) = open_at(copy.path(), settings);
             assert_eq!(earlier, ids(0..50));
-            again.write(event(50)).await;
+            written(&again, event(50)).await;
             drop(again);
             assert_eq!(open_at(copy.path(), settings).1, ids(0..51));
         }
@@ -585,7 +590,7 @@ mod tests {
         let whole = Settings { segment_bytes: 1 << 20, ..SETTINGS };
         let (meter, _) = open_at(dir.path(), Settings { sync_every: Duration::from_secs(3600), ..whole });
         for id in 0..3 {
-            meter.write(event(id)).await;
+            written(&meter, event(id)).await;
         }
         for torn in [1, 13, 40] {
             let copy = copy_of(dir.path());
@@ -593,7 +598,7 @@ mod tests {
             ahead.set_len(ahead.metadata().unwrap().len() - torn).unwrap();
             let (meter, earlier) = open_at(copy.path(), whole);
             assert_eq!(earlier, ids(0..2));
-            meter.write(event(2)).await;
+            written(&meter, event(2)).await;
             drop(meter);
             assert_eq!(read_after(copy.path(), 0), ids(0..3));
         }
@@ -604,7 +609,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (meter, _) = open_at(dir.path(), Settings { segment_bytes: 1, ..SETTINGS });
         for id in 0..4 {
-            meter.write(event(id)).await;
+            written(&meter, event(id)).await;
         }
         assert_eq!(files::<Event>(dir.path()).unwrap(), [1, 2, 3, 4]);
         for after in 0..5 {
@@ -629,7 +634,7 @@ mod tests {
         File::create(dir.path().join(name(5))).unwrap();
         assert_eq!(end::<Event>(dir.path()).unwrap(), all);
         let (meter, _) = open_at(dir.path(), SETTINGS);
-        meter.write(event(4)).await;
+        written(&meter, event(4)).await;
         assert_eq!(read_after(dir.path(), 3), ids(3..5));
     }
 
@@ -684,7 +689,7 @@ mod tests {
         while meter.is_failing() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        meter.write(event(id + 1)).await;
+        written(&meter, event(id + 1)).await;
         assert_eq!(meter.lost(), 0);
         drop(meter);
         assert_eq!(open_at(dir.path(), SETTINGS).1, ids(0..id + 2));

@@ -17,6 +17,7 @@
 //!
 //! - [`keeper`]: storage of tenants and keys
 //! - [`limiter`]: quotas of one coordinator, by itself or with the others; [`shared`]: those on a Redis or Valkey server
+//! - [`assertion`]: what one region tells another of a relayed request's sender
 //! - [`jwt`]: tokens signed by an identity provider; [`sign_in`]: people who sign in there with a browser
 //! - [`web`]: outgoing HTTP requests
 //! - [`archive`]: the file of a coordinator's backup
@@ -40,6 +41,8 @@ pub mod window;
 
 #[cfg(feature = "shell")]
 pub mod archive;
+#[cfg(feature = "shell")]
+pub mod assertion;
 #[cfg(feature = "shell")]
 pub mod journal;
 #[cfg(feature = "shell")]

@@ -7,6 +7,7 @@
 
 use crate::{
     jwt::remote::Document,
+    operators::visible,
     web::{Target, TargetError, read_token},
 };
 use oauth2::{
@@ -29,6 +30,8 @@ const WITHIN_S: u64 = 600;
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// The maximum size of that answer: tokens with many groups are long.
 const ANSWER_BYTES_MAX: u64 = 256 << 10;
+/// The longest error code of the provider that is shown.
+const ERROR_CHARS_MAX: usize = 64;
 
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -184,7 +187,7 @@ impl SignIn {
         match exchange.request(&send) {
             Ok(answer) => Ok(Redeemed { id_token: answer.extra_fields().id_token.clone(), nonce }),
             Err(RequestTokenError::Request(error)) => Err(Failed::Unreachable(error.to_string())),
-            Err(RequestTokenError::ServerResponse(refusal)) => Err(Failed::Refused(refusal.error().to_string())),
+            Err(RequestTokenError::ServerResponse(refusal)) => Err(Failed::Refused(visible(refusal.error().as_ref(), ERROR_CHARS_MAX))),
             // The answer itself is not repeated: it may have secrets.
             Err(RequestTokenError::Parse(..) | RequestTokenError::Other(_)) => Err(Failed::Refused("its answer has no ID token".into())),
         }
@@ -279,6 +282,10 @@ mod tests {
 
         server.set(Reply { body: r#"{"error":"invalid_grant"}"#.into(), ..Reply::status(400) });
         assert!(matches!(sign_in.redeem(&document, &begun.cookie, "c0de"), Err(Failed::Refused(why)) if why == "invalid_grant"));
+        let forged = format!(r#"{{"error":"all is well\n{}"}}"#, "x".repeat(9000));
+        server.set(Reply { body: forged, ..Reply::status(400) });
+        let error = sign_in.redeem(&document, &begun.cookie, "c0de").unwrap_err().to_string();
+        assert!(error.len() < 200 && !error.contains('\n'), "{error}");
         server.set(Reply::ok(r#"{"access_token":"s3cret","token_type":"Bearer"}"#));
         let error = sign_in.redeem(&document, &begun.cookie, "c0de").unwrap_err().to_string();
         assert!(!error.contains("s3cret"), "{error}");

@@ -22,6 +22,13 @@ pub struct Tier {
 /// More than most answers have, and few enough that a minute of a free tenant's requests fits its tokens.
 pub const ANSWER_TOKENS: u32 = 4096;
 
+impl Tier {
+    /// Whether this tier is shed first. Its keys cost nothing, so that one person may have any number of them.
+    pub fn is_shed_first(&self) -> bool {
+        self.shed == 1
+    }
+}
+
 /// All tiers; always includes the three built-in ones.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tiers(BTreeMap<String, Arc<Tier>>);

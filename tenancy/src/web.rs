@@ -1,28 +1,31 @@
 //! Outgoing HTTP requests: to an identity provider, to a collector of usage events, to tools. They block, each with a deadline, so they are
-//! made by threads other than the event loop.
+//! made by threads other than the event loop. One thread of their own moves the bytes of all of them.
 
+use bytes::{Buf, Bytes};
+use reqwest::{
+    Method, RequestBuilder, Response, Url,
+    header::{CONTENT_TYPE, HeaderMap, HeaderValue},
+    redirect::Policy,
+};
+use rustls::{
+    ClientConfig, RootCertStore,
+    crypto::aws_lc_rs,
+    pki_types::{CertificateDer, pem::PemObject},
+};
 use std::{
+    error::Error,
     fs::File,
     io::{self, Read},
     net::IpAddr,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
-use ureq::{
-    Agent, Body,
-    config::ConfigBuilder,
-    http::{
-        HeaderMap, HeaderValue, Method, Request, Response, Uri,
-        header::{AUTHORIZATION, CONTENT_TYPE},
-    },
-    tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem},
-    typestate::AgentScope,
-};
+use tokio::runtime::{self, Runtime};
 
 /// The default deadline: more than a working server needs.
 const REQUEST_MAX: Duration = Duration::from_secs(10);
-const REDIRECTS_MAX: u32 = 3;
+const REDIRECTS_MAX: usize = 3;
 const TOKEN_BYTES_MAX: u64 = 16 << 10;
 
 /// A server to send requests to.
@@ -43,71 +46,118 @@ pub enum TargetError {
     Ca { path: PathBuf, source: io::Error },
     #[error("{path} has no certificate in PEM: {reason}")]
     Pem { path: PathBuf, reason: String },
+    #[error("requests to {url} cannot be made: {source}")]
+    Client { url: String, source: reqwest::Error },
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    /// No answer, or none that ends. The URL is not repeated: it may have secrets.
+    #[error("{}", in_full(.0))]
+    Failed(reqwest::Error),
+    #[error("it answered with status {0}")]
+    Status(u16),
+    #[error("its answer is longer than {0} bytes")]
+    TooLong(u64),
+}
+
+impl From<reqwest::Error> for RequestError {
+    fn from(error: reqwest::Error) -> Self {
+        Self::Failed(error.without_url())
+    }
 }
 
 impl Target {
     /// The host, with its port if the URL has one.
     pub fn host(&self) -> Option<String> {
-        let uri: Uri = self.url.parse().ok()?;
-        uri.authority().map(|authority| authority.as_str().rsplit('@').next().unwrap_or_default().to_owned())
+        let url = Url::parse(&self.url).ok()?;
+        let host = url.host_str()?;
+        Some(url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}")))
     }
 
     pub fn check(&self) -> Result<(), TargetError> {
-        let uri: Uri = self.url.parse().map_err(|_| TargetError::Url(self.url.clone()))?;
-        let host = uri.host().ok_or_else(|| TargetError::Url(self.url.clone()))?;
+        let url = Url::parse(&self.url).map_err(|_| TargetError::Url(self.url.clone()))?;
+        let host = url.host_str().ok_or_else(|| TargetError::Url(self.url.clone()))?;
         let address: Option<IpAddr> = host.trim_matches(['[', ']']).parse().ok();
         let is_here = host == "localhost" || address.is_some_and(|address| address.is_loopback());
-        match uri.scheme_str() {
-            Some("https") => Ok(()),
-            Some("http") if is_here => Ok(()),
-            Some("http") => Err(TargetError::Plain(self.url.clone())),
+        match url.scheme() {
+            "https" => Ok(()),
+            "http" if is_here => Ok(()),
+            "http" => Err(TargetError::Plain(self.url.clone())),
             _ => Err(TargetError::Url(self.url.clone())),
         }
     }
 
     /// A client that keeps connections between requests. Reads the file of authorities.
-    pub fn client(&self) -> Result<Agent, TargetError> {
-        Ok(self.configured(REQUEST_MAX)?.max_redirects(REDIRECTS_MAX).build().new_agent())
+    pub fn client(&self) -> Result<Client, TargetError> {
+        self.configured(REQUEST_MAX, Policy::limited(REDIRECTS_MAX))
     }
 
     /// A client for requests that must not be redirected elsewhere.
     pub fn client_without_redirects(&self, timeout: Duration) -> Result<Client, TargetError> {
-        let config = self.configured(timeout)?.max_redirects(0).max_redirects_will_error(false).http_status_as_error(false);
-        Ok(Client { agent: config.build().new_agent(), url: self.url.clone() })
+        self.configured(timeout, Policy::none())
     }
 
-    fn configured(&self, timeout: Duration) -> Result<ConfigBuilder<AgentScope>, TargetError> {
+    fn configured(&self, timeout: Duration, redirects: Policy) -> Result<Client, TargetError> {
         self.check()?;
-        // The provider that all of Tidemill uses.
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let mut tls = TlsConfig::builder().unversioned_rustls_crypto_provider(provider);
-        if let Some(path) = &self.ca {
-            let pem = std::fs::read(path).map_err(|source| TargetError::Ca { path: path.clone(), source })?;
-            tls = tls.root_certs(RootCerts::from(certificates(&pem).map_err(|reason| TargetError::Pem { path: path.clone(), reason })?));
-        }
-        let config = Agent::config_builder()
-            .tls_config(tls.build())
-            .timeout_global(Some(timeout))
+        let http = reqwest::Client::builder()
+            .tls_backend_preconfigured(self.tls()?)
+            // From the first byte of the request to the last one of the answer.
+            .timeout(timeout)
             .https_only(self.url.starts_with("https:"))
             // Settings come from files and flags, not from the environment.
-            .proxy(None)
-            .user_agent("tidemill");
-        Ok(config)
+            .no_proxy()
+            .redirect(redirects)
+            .user_agent("tidemill")
+            .build();
+        let http = http.map_err(|source| TargetError::Client { url: self.url.clone(), source })?;
+        Ok(Client { http, url: self.url.clone() })
+    }
+
+    fn tls(&self) -> Result<ClientConfig, TargetError> {
+        let mut roots = RootCertStore::empty();
+        match &self.ca {
+            None => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
+            Some(path) => {
+                let pem = std::fs::read(path).map_err(|source| TargetError::Ca { path: path.clone(), source })?;
+                let wrong = |reason| TargetError::Pem { path: path.clone(), reason };
+                for certificate in certificates(&pem).map_err(wrong)? {
+                    roots.add(certificate).map_err(|error| wrong(error.to_string()))?;
+                }
+            }
+        }
+        // The provider that all of Tidemill uses.
+        let tls = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider())).with_safe_default_protocol_versions();
+        Ok(tls.expect("the provider has what the versions need").with_root_certificates(roots).with_no_client_auth())
     }
 }
 
-/// A client for one URL.
-#[derive(Debug)]
+/// A client for one URL, and for those that its answers name.
+#[derive(Clone, Debug)]
 pub struct Client {
-    agent: Agent,
+    http: reqwest::Client,
     url: String,
 }
 
 /// The head of an answer; the body has not been read yet.
 #[derive(Debug)]
-pub struct Answer(Response<Body>);
+pub struct Answer(Response);
 
 impl Client {
+    /// Gets the body from `url`. Any status but success is an error, and so is a body of more than `bytes_max`.
+    pub fn get(&self, url: &str, bytes_max: u64) -> Result<Vec<u8>, RequestError> {
+        accepted(self.http.get(url))?.read(bytes_max)
+    }
+
+    /// Posts JSON, where only the status matters: any but success is an error.
+    pub fn deliver_json(&self, token: Option<&str>, body: String) -> Result<(), RequestError> {
+        let mut request = self.http.post(&self.url).header(CONTENT_TYPE, "application/json").body(body);
+        if let Some(token) = token {
+            request = request.bearer_auth(token);
+        }
+        accepted(request).map(drop)
+    }
+
     /// Posts JSON, as [`post`](Self::post) does.
     pub fn post_json(&self, token: Option<&str>, body: &str, bytes_max: u64) -> Result<(u16, String), String> {
         self.post(token, "application/json", body.as_bytes(), bytes_max)
@@ -127,19 +177,35 @@ impl Client {
     /// Sends a request. Returns the answer for any status; its body must also arrive within the client's time. An error means that there
     /// was no answer.
     pub fn send(&self, method: Method, token: Option<&str>, headers: HeaderMap, body: Option<&[u8]>) -> Result<Answer, String> {
-        let mut request = Request::builder().method(method).uri(&self.url);
+        let mut request = self.http.request(method, &self.url);
         if let Some(token) = token {
-            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+            request = request.bearer_auth(token);
         }
-        for (name, value) in &headers {
-            request = request.header(name, value);
+        request = request.headers(headers);
+        if let Some(body) = body {
+            request = request.body(body.to_vec());
         }
-        let answer = match body {
-            Some(body) => request.body(body).map(|request| self.agent.run(request)),
-            None => request.body(()).map(|request| self.agent.run(request)),
-        };
-        answer.map_err(|error| error.to_string())?.map(Answer).map_err(|error| error.to_string())
+        send(request).map_err(|error| error.to_string())
     }
+}
+
+fn send(request: RequestBuilder) -> Result<Answer, RequestError> {
+    // In an async block, since its timer begins with the call.
+    Ok(Answer(requests().block_on(async { request.send().await })?))
+}
+
+fn accepted(request: RequestBuilder) -> Result<Answer, RequestError> {
+    let answer = send(request)?;
+    if (200..300).contains(&answer.status()) { Ok(answer) } else { Err(RequestError::Status(answer.status())) }
+}
+
+/// The thread of all requests. Who makes one waits on a thread of its own.
+fn requests() -> &'static Runtime {
+    static REQUESTS: OnceLock<Runtime> = OnceLock::new();
+    REQUESTS.get_or_init(|| {
+        let runtime = runtime::Builder::new_multi_thread().worker_threads(1).thread_name("requests").enable_all().build();
+        runtime.expect("the system has room for a thread")
+    })
 }
 
 impl Answer {
@@ -154,8 +220,49 @@ impl Answer {
 
     /// Reads the body, which the caller must bound.
     pub fn into_reader(self) -> impl Read + Send + 'static {
-        self.0.into_body().into_reader()
+        Body { answer: self.0, chunk: Bytes::new() }
     }
+
+    fn read(mut self, bytes_max: u64) -> Result<Vec<u8>, RequestError> {
+        let mut body = Vec::new();
+        while let Some(chunk) = requests().block_on(self.0.chunk())? {
+            body.extend_from_slice(&chunk);
+            if body.len() as u64 > bytes_max {
+                return Err(RequestError::TooLong(bytes_max));
+            }
+        }
+        Ok(body)
+    }
+}
+
+/// A body as it arrives.
+struct Body {
+    answer: Response,
+    chunk: Bytes,
+}
+
+impl Read for Body {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        while self.chunk.is_empty() {
+            match requests().block_on(self.answer.chunk()) {
+                Ok(Some(chunk)) => self.chunk = chunk,
+                Ok(None) => return Ok(0),
+                Err(error) => return Err(io::Error::other(RequestError::from(error))),
+            }
+        }
+        self.chunk.as_ref().read(into).inspect(|&read| self.chunk.advance(read))
+    }
+}
+
+/// An error with its causes, which reqwest's own `Display` leaves out.
+fn in_full(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
 }
 
 /// Reads a token from its file.
@@ -165,13 +272,9 @@ pub fn read_token(path: &Path) -> io::Result<String> {
     Ok(token.trim().to_owned())
 }
 
-fn certificates(pem: &[u8]) -> Result<Vec<Certificate<'static>>, String> {
-    let mut found = Vec::new();
-    for item in parse_pem(pem) {
-        if let PemItem::Certificate(certificate) = item.map_err(|error| error.to_string())? {
-            found.push(certificate);
-        }
-    }
+fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let found = found.map_err(|error| error.to_string())?;
     if found.is_empty() { Err("it is empty, or holds something else".into()) } else { Ok(found) }
 }
 
@@ -333,10 +436,9 @@ pub(crate) mod tests {
         let url = format!("https://localhost:{}/", server.address.port());
         let get = |ca| {
             let target = Target { url: url.clone(), ca };
-            let mut answer = target.client().unwrap().get(&url).call()?;
-            answer.body_mut().read_to_string()
+            target.client().unwrap().get(&url, 5)
         };
-        assert_eq!(get(Some(ca.clone())).unwrap(), "hello");
+        assert_eq!(get(Some(ca.clone())).unwrap(), b"hello");
         assert!(get(None).is_err(), "browsers do not trust it");
         std::fs::write(&ca, "nonsense").unwrap();
         assert!(matches!(Target { url, ca: Some(ca) }.client(), Err(TargetError::Pem { .. })));

@@ -11,7 +11,7 @@ import time
 
 import openai
 import pytest
-from conftest import MODEL, ready_url
+from conftest import MODEL, OFTEN, ready_url
 
 
 class Cluster:
@@ -30,7 +30,7 @@ class Cluster:
         self.begun = len(self.log)
         self.process = subprocess.Popen(
             [tidemill(), "up", "--http", "127.0.0.1:0", "--admin", "127.0.0.1:0", *self.models, "--data", str(self.data)]
-            + ["--coordinator-config", str(self.config), "--prefill", "0", "--restarts", "1000", *self.flags],
+            + ["--coordinator-config", str(self.config), "--prefill", "0", "--restarts", "1000", *OFTEN, *self.flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,

@@ -20,6 +20,8 @@ import pytest
 # A tiny checkpoint with random weights: its answers mean nothing, so any prompt will do.
 MODEL = pathlib.Path(__file__).parents[2] / "model/tests/fixtures/llama3"
 READY_S = 300
+# Tests wait for reports.
+OFTEN = ["--heartbeat-ms", "100"]
 DRAIN_S = 60
 
 
@@ -46,7 +48,7 @@ def running_cluster(*flags, model=MODEL, http="127.0.0.1:0", operators=None):
     binary = os.environ.get("TIDEMILL_BIN")
     if not binary:
         pytest.fail("set TIDEMILL_URL to a running cluster, or TIDEMILL_BIN to the tidemill binary")
-    command = [binary, "up", "--http", http, "--model", str(model), *flags]
+    command = [binary, "up", "--http", http, "--model", str(model), *OFTEN, *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
     try:
         url = ready_url(process)
@@ -85,6 +87,34 @@ def ready_url(process):
 
 def cluster_at(url):
     return httpx.get(url.removesuffix("/v1") + "/cluster").raise_for_status().json()
+
+
+def wait_for_reports(url):
+    """Waits until each member has reported twice more: the second report was made after this call. Returns what `/cluster` says then."""
+    known = {member["epoch"]: member["reports"] for member in cluster_at(url)["members"]}
+    deadline = time.monotonic() + 30
+    while True:
+        cluster = cluster_at(url)
+        if all(member["reports"] >= known.get(member["epoch"], 0) + 2 for member in cluster["members"]):
+            return cluster
+        assert time.monotonic() < deadline, cluster
+        time.sleep(0.02)
+
+
+def wait_for_publishing(url):
+    """Waits until all blocks are published: between a report and the next one no member moves blocks or learns of any. What waits to
+    be published is in no report, but it is put without a pause."""
+
+    def moved(cluster):
+        return [(member["epoch"], member["indexed_blocks"], member["report"]["counters"]["transfer"]) for member in cluster["members"]]
+
+    deadline = time.monotonic() + 30
+    while True:
+        before = moved(cluster_at(url))
+        after = wait_for_reports(url)
+        if after["requests"] == 0 and moved(after) == before:
+            return
+        assert time.monotonic() < deadline, after
 
 
 @pytest.fixture(scope="session")

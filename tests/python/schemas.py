@@ -3,7 +3,15 @@
 Strings, lists and recursion are bounded where it does not matter, so that answers of a model with random weights end.
 """
 
+import json
 import random
+
+from conftest import MODEL
+
+# For `logit_bias`: no line breaks. A grammar allows one wherever JSON allows white space, with up to 40 spaces or tabs after it. Without them,
+# an answer to a schema that bounds everything ends after so many tokens, whatever a model draws: its weights are random, and other
+# arithmetic, as of AMX, draws other tokens.
+ONE_LINE = {str(json.loads((MODEL / "tokenizer.json").read_text())["model"]["vocab"][token]): -100 for token in ["Ċ", "č"]}
 
 WORD = {"type": "string", "maxLength": 6}
 

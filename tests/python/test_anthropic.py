@@ -146,7 +146,8 @@ def test_sixteen_streams_at_once(claude, body):
 
 def test_a_format_constrains_the_answer(claude, body):
     schema = {"type": "object", "properties": {"high": {"type": "boolean"}}, "required": ["high"], "additionalProperties": False}
-    wanted = body("Hello", max_tokens=100)
+    # More tokens than an answer can have: four places of white space of up to 42 tokens, and what is between them.
+    wanted = body("Hello", max_tokens=300)
     wanted["extra_body"] = wanted["extra_body"] | {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
     message = claude.messages.create(**wanted)
     assert message.stop_reason == "end_turn" and isinstance(json.loads(message.content[0].text)["high"], bool)

@@ -1,7 +1,8 @@
 """/v1/chat/completions as the official client uses it."""
 
 import math
-import time
+
+from conftest import wait_for_publishing
 
 QUESTION = [
     {"role": "system", "content": "You answer in one sentence."},
@@ -64,12 +65,12 @@ def test_max_completion_tokens_is_the_newer_name(client, model):
     assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (5, "length")
 
 
-def test_the_next_turn_finds_the_last_one_cached(client, model):
+def test_the_next_turn_finds_the_last_one_cached(url, client, model):
     extra = {"ignore_eos": True, "return_token_ids": True}
     first = ask(client, model, QUESTION, max_tokens=40, extra_body=extra)
     answer = first.choices[0]
     known = first.model_extra["prompt_token_ids"] + answer.model_extra["token_ids"]
-    time.sleep(1)  # A person reads the answer; meanwhile its blocks are published.
+    wait_for_publishing(url)  # A person reads the answer.
     messages = QUESTION + [
         {"role": "assistant", "content": answer.message.content},
         {"role": "user", "content": "And at high water?"},

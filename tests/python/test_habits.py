@@ -8,8 +8,10 @@ import openai
 import pytest
 from checkpoints import caller_in
 from conftest import running_cluster
+from schemas import ONE_LINE
 
-WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string", "maxLength": 8}}}}}
+CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 8}}, "additionalProperties": False}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
 
 
 @pytest.fixture(scope="module")
@@ -56,21 +58,21 @@ def test_parts_of_other_protocols_are_texts(caller):
 
 
 def test_any_call_is_a_required_one(caller):
-    answer = chat(caller, [{"role": "user", "content": "Weather?"}], tools=[WEATHER], tool_choice="any", parallel_tool_calls=False, max_tokens=200, temperature=1, seed=1)
+    answer = chat(caller, [{"role": "user", "content": "Weather?"}], tools=[WEATHER], tool_choice="any", parallel_tool_calls=False, max_tokens=200, temperature=1, seed=1, logit_bias=ONE_LINE)
     assert answer.choices[0].message.tool_calls[0].function.name == "weather"
 
 
 def test_allowed_tools_are_the_only_ones(caller):
     other = {"type": "function", "function": {"name": "other"}}
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "other"}}]}}
-    answer = chat(caller, [{"role": "user", "content": "x"}], tools=[WEATHER, other], tool_choice=allowed, max_tokens=200, temperature=1, seed=1)
+    answer = chat(caller, [{"role": "user", "content": "x"}], tools=[WEATHER, other], tool_choice=allowed, max_tokens=200, temperature=1, seed=1, logit_bias=ONE_LINE)
     calls = answer.choices[0].message.tool_calls
     assert [call.function.name for call in calls] == ["other"], "the same call again ends the turn"
 
 
 def test_functions_are_the_older_tools(caller):
     schema = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Bergen"]}}, "required": ["city"], "additionalProperties": False}
-    given = {"functions": [{"name": "weather", "parameters": schema}], "function_call": {"name": "weather"}, "max_tokens": 200, "temperature": 1, "seed": 1}
+    given = {"functions": [{"name": "weather", "parameters": schema}], "function_call": {"name": "weather"}, "max_tokens": 200, "temperature": 1, "seed": 1, "logit_bias": ONE_LINE}
     choice = chat(caller, [{"role": "user", "content": "Weather?"}], **given).choices[0]
     assert (choice.finish_reason, choice.message.function_call.name, choice.message.tool_calls) == ("function_call", "weather", None)
     json.loads(choice.message.function_call.arguments)

@@ -136,9 +136,9 @@ def test_what_is_no_text_is_named(cluster, server):
 
 
 def test_tools_that_are_not_there_or_not_allowed_are_named(cluster):
-    with pytest.raises(openai.BadRequestError, match="no tool `sky__secret`: it has of `sky` `sky__forecast`, .*`sky__weather`"):
+    with pytest.raises(openai.BadRequestError, match="no tool `sky__secret` for you: you may use of `sky` `sky__forecast`, .*`sky__weather`"):
         ask(cluster, "sky__secret")
-    with pytest.raises(openai.BadRequestError, match="no tool `sea`: it has `calculator`, `clock`, `late`, `old`, `sky`"):
+    with pytest.raises(openai.BadRequestError, match="no tool `sea` for you: you may use `calculator`, `clock`, `late`, `old`, `sky`"):
         ask(cluster, "sea")
 
 

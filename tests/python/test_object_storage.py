@@ -10,7 +10,7 @@ import time
 import httpx
 import openai
 import pytest
-from conftest import cluster_at, running_cluster
+from conftest import cluster_at, running_cluster, wait_for_reports
 
 BUCKET = "kv-blocks"
 KEYS = {"AWS_ACCESS_KEY_ID": "tide", "AWS_SECRET_ACCESS_KEY": "tide", "AWS_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
@@ -86,8 +86,8 @@ def wait_until_known(url):
     while objects(url)["blocks"]["object"]["cached"] == 0:
         assert time.monotonic() < deadline, "nothing is found in the bucket"
         time.sleep(0.1)
-    # A heartbeat later, coordinators know how fast the server is.
-    time.sleep(2.5)
+    # By its next report, coordinators know how fast the server is.
+    wait_for_reports(url)
 
 
 def test_a_cold_restart_finds_its_prefixes(server):

@@ -12,6 +12,8 @@ import pytest
 from checkpoints import caller_in
 from clusters import Cluster, client
 
+# More tokens than any call of the weather has: four places of white space of up to 42 tokens, and what is between them.
+MOST = 300
 CONFIG = """
 [server_tools]
 hosts = ["127.0.0.1"]
@@ -64,7 +66,7 @@ def cluster(weather, tmp_path_factory):
 
 
 def ask(cluster, tool, **fields):
-    given = {"model": "caller", "input": "What about Kyoto?", "tool_choice": {"type": "function", "name": tool}, "max_output_tokens": 120, "parallel_tool_calls": False}
+    given = {"model": "caller", "input": "What about Kyoto?", "tool_choice": {"type": "function", "name": tool}, "max_output_tokens": MOST, "parallel_tool_calls": False}
     body = {"server_tools": [tool]}
     return client(cluster, "none").responses.create(**(given | fields), temperature=0, extra_body=body)
 
@@ -79,7 +81,7 @@ def test_a_call_runs_and_the_model_answers_to_what_came_of_it(cluster, weather):
     call, returned = (item for item in response.output if item.type.startswith("function_call"))
     assert json.loads(call.arguments) == weather.asked[-1] and weather.asked[-1]["city"] in ["Kyoto", "Rome"]
     assert (returned.call_id, returned.output) == (call.call_id, "sunny, 21 degrees")
-    assert 0 < response.usage.output_tokens <= 120, "what is asked for bounds all rounds together"
+    assert 0 < response.usage.output_tokens <= MOST, "what is asked for bounds all rounds together"
     # The second round's prompt begins with the first's, and its answer.
     assert response.usage.input_tokens_details.cached_tokens > 0
     again = client(cluster, "none").responses.retrieve(response.id)
@@ -101,7 +103,7 @@ def test_a_stream_shows_each_step_as_it_happens(cluster):
 
 def chat(cluster, *tools, **fields):
     choice = {"type": "function", "function": {"name": tools[0]}}
-    given = {"model": "caller", "messages": [{"role": "user", "content": "What about Kyoto?"}], "tool_choice": choice, "max_tokens": 120}
+    given = {"model": "caller", "messages": [{"role": "user", "content": "What about Kyoto?"}], "tool_choice": choice, "max_tokens": MOST}
     given |= {"temperature": 0, "parallel_tool_calls": False} | fields
     return client(cluster, "none").chat.completions.create(**given, extra_body={"server_tools": tools})
 
@@ -109,7 +111,7 @@ def chat(cluster, *tools, **fields):
 def messages(cluster, **fields):
     claude = anthropic.Anthropic(base_url=cluster.url.removesuffix("/v1"), api_key="unused", max_retries=0)
     choice = {"type": "tool", "name": "weather", "disable_parallel_tool_use": True}
-    given = {"model": "caller", "messages": [{"role": "user", "content": "What about Kyoto?"}], "tool_choice": choice, "max_tokens": 120}
+    given = {"model": "caller", "messages": [{"role": "user", "content": "What about Kyoto?"}], "tool_choice": choice, "max_tokens": MOST}
     return claude.messages.create(**(given | fields), extra_body={"server_tools": ["weather"], "temperature": 0})
 
 
@@ -120,7 +122,7 @@ def test_a_chat_shows_each_step_whole_and_streamed(cluster, weather):
     assert (step["function"]["name"], step["output"]) == ("weather", "sunny, 21 degrees")
     assert json.loads(step["function"]["arguments"]) == weather.asked[-1]
     assert choice.message.content and not choice.message.tool_calls and choice.finish_reason in ["stop", "length"]
-    assert 0 < completion.usage.completion_tokens <= 120, "what is asked for bounds all rounds together"
+    assert 0 < completion.usage.completion_tokens <= MOST, "what is asked for bounds all rounds together"
     assert completion.usage.prompt_tokens_details.cached_tokens > 0, "the second round's prompt begins with the first's"
 
     said, steps, finishes, order, usage = "", [], [], [], None
@@ -196,5 +198,22 @@ def test_what_goes_wrong_is_told_to_the_model_and_no_redirect_is_followed(cluste
 
 
 def test_a_tool_that_is_not_there_is_named(cluster):
-    with pytest.raises(openai.BadRequestError, match="no tool `shell`: it has `calculator`, `clock`, `weather`"):
+    with pytest.raises(openai.BadRequestError, match="no tool `shell` for you: you may use `calculator`, `clock`, `weather`"):
         ask(cluster, "shell")
+
+
+def test_a_tool_is_for_those_who_may_use_it(weather, tmp_path):
+    config = CONFIG.format(url=weather.url).replace('name = "weather"\n', 'name = "weather"\ntenants = ["friend"]\n')
+    cluster = Cluster(tmp_path, config, models=[caller_in(tmp_path)])
+    try:
+        free, friend = cluster.key("stranger", "free"), cluster.key("friend", "free")
+        given = {"model": "caller", "input": "What about Kyoto?", "max_output_tokens": 4}
+        for tool, key, may in (("weather", free, False), ("weather", friend, True), ("clock", free, True)):
+            ask = lambda: client(cluster, key).responses.create(**given, extra_body={"server_tools": [tool]})
+            if may:
+                assert ask().status in ("completed", "incomplete")
+            else:
+                with pytest.raises(openai.BadRequestError, match="no tool `weather` for you: you may use `calculator`, `clock`"):
+                    ask()
+    finally:
+        cluster.stop()

@@ -11,7 +11,7 @@ import httpx
 import jsonschema
 import pydantic
 import pytest
-from schemas import FOLLOWED, REFUSED
+from schemas import FOLLOWED, ONE_LINE, REFUSED
 
 QUESTION = [{"role": "user", "content": "Say anything at all, as long as it is what I asked for."}]
 AT_ONCE = 16
@@ -54,19 +54,22 @@ def test_every_answer_matches_its_schema(answer):
 
     def ask(numbered):
         number, schema = numbered
-        choice = answer(response_format=strict(schema), seed=number)
-        if choice["finish_reason"] == "length":
-            return False
-        assert choice["finish_reason"] == "stop", choice
-        try:
-            check(schema, choice["message"]["content"])
-        except (ValueError, jsonschema.ValidationError) as error:
-            raise AssertionError(f"{json.dumps(schema)} was answered {choice['message']['content']!r}") from error
-        return True
+        # Numbers and recursion may be without bound, and then an answer is cut. One of these seeds gives a shorter one.
+        for seed in range(number, number + 8):
+            choice = answer(response_format=strict(schema), seed=seed, logit_bias=ONE_LINE if seed > number else {})
+            if choice["finish_reason"] == "length":
+                continue
+            assert choice["finish_reason"] == "stop", choice
+            try:
+                check(schema, choice["message"]["content"])
+            except (ValueError, jsonschema.ValidationError) as error:
+                raise AssertionError(f"{json.dumps(schema)} was answered {choice['message']['content']!r}") from error
+            return True
+        return False
 
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         ended = list(pool.map(ask, enumerate(FOLLOWED)))
-    print(f"{sum(ended)} of {len(ended)} answers ended by themselves and match their schemas")
+    print(f"{sum(ended)} of {len(ended)} schemas were answered to the end, and the answers match their schemas")
     assert sum(ended) >= 0.95 * len(ended), "answers that are cut show little"
 
 
@@ -79,7 +82,8 @@ def test_a_schema_that_cannot_be_kept_is_refused_where_it_is_wrong(post, schema,
     assert error["param"] in error["message"]
 
 
-# A way to ask, and how its answer looks as a whole.
+# A way to ask, and how its answer looks as a whole. Those of `FINITE` allow no long answer.
+FINITE = {"regex", "choice", "guided_choice", "gbnf"}
 CONSTRAINTS = {
     "json_schema": ({"response_format": strict(FOLLOWED[-1])}, None),
     "json_object": ({"response_format": {"type": "json_object"}}, None),
@@ -130,7 +134,7 @@ def test_sixteen_streams_with_mixed_constraints(disaggregated):
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         results = list(pool.map(stream, range(4 * AT_ONCE)))
     ended = [(name, text) for name, text, finish in results if finish == "stop" and name != "free"]
-    assert len(ended) > 2 * AT_ONCE
+    assert {name for name, _, finish in results if name in FINITE and finish != "stop"} == set(), "a grammar that can only end ends"
     assert not [(name, text) for name, text in ended if not fits(name, text)]
 
 
@@ -139,7 +143,8 @@ def test_the_official_client_parses_into_a_model(client, model):
         x: int = pydantic.Field(ge=-9, le=9)
         label: str = pydantic.Field(max_length=8)
 
-    completion = client.chat.completions.parse(model=model, messages=QUESTION, response_format=Point, max_tokens=200, temperature=1, seed=4)
+    given = {"max_tokens": 200, "temperature": 1, "seed": 4, "logit_bias": ONE_LINE}
+    completion = client.chat.completions.parse(model=model, messages=QUESTION, response_format=Point, **given)
     point = completion.choices[0].message.parsed
     assert isinstance(point, Point)
     assert -9 <= point.x <= 9
@@ -150,22 +155,20 @@ def test_sets_and_dictionaries_of_a_model_come_back_as_such(answer):
         RED = "red"
         GREEN = "green"
 
-    class Paint(pydantic.BaseModel):
+    # Members of other names would be without bound.
+    class Paint(pydantic.BaseModel, extra="forbid"):
         colors: set[Color] = pydantic.Field(min_length=1)
         order: frozenset[typing.Literal["a", "b", "c"]]
         by_color: dict[Color, bool]
         by_day: dict[datetime.date, bool] = pydantic.Field(max_length=2)
 
-    ended = 0
     for seed in range(8):
-        choice = answer(response_format=strict(Paint.model_json_schema()), seed=seed)
-        if choice["finish_reason"] == "stop":
-            value = json.loads(choice["message"]["content"])
-            paint = Paint.model_validate(value)
-            assert len(paint.colors) == len(value["colors"])
-            assert len(paint.order) == len(value["order"])
-            ended += 1
-    assert ended >= 4
+        choice = answer(response_format=strict(Paint.model_json_schema()), seed=seed, logit_bias=ONE_LINE)
+        assert choice["finish_reason"] == "stop", "everything is bounded"
+        value = json.loads(choice["message"]["content"])
+        paint = Paint.model_validate(value)
+        assert len(paint.colors) == len(value["colors"])
+        assert len(paint.order) == len(value["order"])
 
 
 def test_a_constraint_that_cannot_be_kept_is_relaxed_only_where_the_client_is_not_strict(post):

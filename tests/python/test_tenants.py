@@ -219,7 +219,8 @@ def test_tls_with_a_certificate_that_changes(tmp_path):
     put("pki")
     command = [directory / "tidemill-coordinator", "--http", "127.0.0.1:0", "--pki", tmp_path / "pki", "--model", MODEL]
     command += ["--tls-cert", cert, "--tls-key", key]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as coordinator:
+    log = tmp_path / "log"
+    with log.open("w") as said, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True) as coordinator:
         try:
             line = coordinator.stdout.readline()
             assert is_served("pki") and not is_served("next")
@@ -228,7 +229,7 @@ def test_tls_with_a_certificate_that_changes(tmp_path):
             wait_until(lambda: is_served("next"))
             cert.write_text("nonsense")
             coordinator.send_signal(signal.SIGHUP)
-            time.sleep(0.5)
+            wait_until(lambda: "could not reload the certificate" in log.read_text())
             assert is_served("next"), "a broken file changes nothing"
         finally:
             coordinator.send_signal(signal.SIGTERM)

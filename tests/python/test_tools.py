@@ -4,13 +4,13 @@ then calls with is its own choice."""
 import concurrent.futures
 import json
 import os
-import time
 
 import openai
 import pydantic
 import pytest
 from checkpoints import caller_in
-from conftest import running_cluster
+from conftest import running_cluster, wait_for_publishing
+from schemas import ONE_LINE
 
 PARAMETERS = {
     "type": "object",
@@ -38,7 +38,7 @@ def caller(tmp_path_factory):
 
 
 def ask(client, seed=1, **parameters):
-    given = {"tools": [WEATHER, TIME], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 400}
+    given = {"tools": [WEATHER, TIME], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 400, "logit_bias": ONE_LINE}
     return client.chat.completions.create(
         model=client.models.list().data[0].id, messages=QUESTION, temperature=1, seed=seed, **(given | parameters)
     )
@@ -82,13 +82,17 @@ def whole(answer):
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}], ids=["required", "named"])
 def test_a_call_that_must_come_comes_and_keeps_to_its_schema(caller, choice):
+    expected = {"get_weather", "get_time"} if choice == "required" else {"get_weather"}
     names = set()
-    for seed in range(8):
+    for seed in range(128):
         content, calls, finish = whole(ask(caller, seed, tool_choice=choice))
         assert (content, len(calls), finish) == (None, 1, "tool_calls")
         check(*calls[0][1:])
         names.add(calls[0][1])
-    assert names == ({"get_weather", "get_time"} if choice == "required" else {"get_weather"})
+        # Which tool is called is the model's choice; in so many draws it makes both.
+        if seed >= 7 and names == expected:
+            break
+    assert names == expected
 
 
 def test_a_streamed_call_is_the_call_at_once(caller):
@@ -120,7 +124,7 @@ def test_the_next_turn_takes_what_the_tool_said(caller):
     answer = ask(caller)
     message = answer.choices[0].message
     said = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "18 °C"}
-    time.sleep(1)  # Meanwhile the first turn's blocks are published.
+    wait_for_publishing(str(caller.base_url).rstrip("/"))
     again = caller.chat.completions.create(
         model=answer.model, messages=[*QUESTION, message, said], tools=[WEATHER, TIME], max_tokens=8, temperature=0
     )
@@ -135,7 +139,7 @@ class Forecast(pydantic.BaseModel):
 
 def test_the_client_parses_answers_and_arguments_into_its_own_types(caller):
     model = caller.models.list().data[0].id
-    common = {"model": model, "messages": QUESTION, "max_tokens": 400, "seed": 3}
+    common = {"model": model, "messages": QUESTION, "max_tokens": 400, "seed": 3, "logit_bias": ONE_LINE}
     parsed = caller.chat.completions.parse(response_format=Forecast, **common).choices[0].message.parsed
     assert isinstance(parsed, Forecast)
     tool = openai.pydantic_function_tool(Forecast, name="forecast")

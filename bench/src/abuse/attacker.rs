@@ -7,10 +7,7 @@ use super::{
 use anyhow::Context;
 use bytes::Bytes;
 use futures_util::future::join_all;
-use nix::{
-    libc,
-    sys::resource::{Resource, getrlimit, setrlimit},
-};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use reqwest::{Method, Response, header::HeaderMap};
 use serde_json::Value;
 use std::{
@@ -42,6 +39,10 @@ const ALWAYS: [u16; 2] = [429, 503];
 #[derive(Clone)]
 pub struct Attacker {
     pub key: String,
+    /// Keys of other tenants of its tier.
+    pub more_keys: Arc<[String]>,
+    /// The key of a tenant that pays, for an attack that sees what that one gets.
+    paying: String,
     pub model: String,
     /// The ids of objects that belong to other tenants.
     pub others: Arc<Ids>,
@@ -54,6 +55,13 @@ pub struct Attacker {
     /// The statuses that this attack deserves.
     deserves: &'static [u16],
     seen: Arc<Mutex<Seen>>,
+}
+
+/// The keys that an attack has.
+pub struct Keys {
+    pub own: String,
+    pub more: Arc<[String]>,
+    pub paying: String,
 }
 
 /// An answer to the attacker.
@@ -85,7 +93,7 @@ pub struct Seen {
 impl Attacker {
     pub fn new(
         cluster: &Cluster,
-        key: &str,
+        keys: Keys,
         others: Arc<Ids>,
         kept: Kept,
         deserves: &'static [u16],
@@ -94,12 +102,22 @@ impl Attacker {
         let url = cluster.url().to_owned();
         let door = url.strip_prefix("http://").context("the front door speaks plain HTTP")?.parse()?;
         let http = reqwest::Client::builder().no_proxy().local_address(Some(address(0).into())).timeout(PATIENCE).build()?;
-        let (key, model) = (key.to_owned(), cluster.model.clone());
-        Ok(Self { key, model, others, kept, door, url, http, until, deserves, seen: Arc::default() })
+        let (Keys { own, more, paying }, model) = (keys, cluster.model.clone());
+        Ok(Self { key: own, more_keys: more, paying, model, others, kept, door, url, http, until, deserves, seen: Arc::default() })
     }
 
     pub fn seen(&self) -> Arc<Mutex<Seen>> {
         Arc::clone(&self.seen)
+    }
+
+    /// The same client with another key of its tier.
+    pub fn with_key(&self, key: &str) -> Self {
+        Self { key: key.to_owned(), ..self.clone() }
+    }
+
+    /// A client of a tenant that pays. Its answers are not the attacker's.
+    pub fn paying(&self) -> Self {
+        Self { key: self.paying.clone(), seen: Arc::default(), ..self.clone() }
     }
 
     pub fn is_over(&self) -> bool {
@@ -306,10 +324,4 @@ fn address(n: u8) -> Ipv4Addr {
 pub fn allow_files() -> anyhow::Result<()> {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, most, most).context("cannot raise the limit of open files")
-}
-
-/// Gives this thread a low priority: a tenth of a core beside a thread of normal priority.
-pub fn give_way() {
-    // SAFETY: the call reads its arguments, which are numbers, and changes nothing but this thread's priority. 0 is the calling thread.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 10) };
 }

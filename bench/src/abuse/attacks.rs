@@ -25,12 +25,16 @@ pub struct Attack {
     pub what: &'static str,
     /// The statuses that it deserves. 429 and 503 are always allowed.
     pub deserves: &'static [u16],
+    /// The number of keys of the lowest tier that it has besides its own, each of another tenant.
+    pub keys: usize,
     pub run: fn(Attacker) -> LocalBoxFuture<'static, ()>,
 }
 
 macro_rules! attacks {
-    ($($name:literal, $what:literal, $deserves:expr, $run:expr;)*) => {
-        &[$(Attack { name: $name, what: $what, deserves: &$deserves, run: |attacker| $run(attacker).boxed_local() }),*]
+    ($($name:literal $(with $keys:literal keys)?, $what:literal, $deserves:expr, $run:expr;)*) => {
+        &[$(Attack {
+            name: $name, what: $what, deserves: &$deserves, keys: 0 $(+ $keys)?, run: |attacker| $run(attacker).boxed_local()
+        }),*]
     };
 }
 
@@ -48,6 +52,7 @@ pub const ALL: &[Attack] = attacks! {
     "lark", "Lark grammars that refer to one another, repeat and intersect", [200, 400, 500], grammars::lark;
     "gbnf-rules", "GBNF of 40,000 rules", [400], grammars::gbnf;
     "grammar-followed", "a grammar that costs much at each token", [200, 400, 500], grammars::followed;
+    "masks-slow", "grammars that take a third of a second at each token, from the start or later", [200, 400, 500], grammars::slow_masks;
     "choices-many", "a choice of 20,000 texts", [400], grammars::choices;
     "tools-many", "150,000 tools", [400], grammars::tools;
     "tools-allowed-many", "1,000 tools of 40,000 allowed ones, which the response repeats", [200, 400], grammars::allowed_tools;
@@ -71,6 +76,7 @@ pub const ALL: &[Attack] = attacks! {
 
     "heads-half", "4,096 connections that send half a head", [408], connections::half_heads;
     "heads-slow", "heads that come byte by byte", [408], connections::slow_heads;
+    "heads-without-host", "requests that name no host", [400], connections::no_host;
     "heads-giant", "heads of 180 KiB, and of 2,000 lines", [400, 431], connections::giant_heads;
     "connections-idle", "4,096 connections that rest after a request", [200], connections::idle;
     "connections-of-many", "half heads from 16 addresses", [408], connections::many_addresses;
@@ -95,17 +101,27 @@ pub const ALL: &[Attack] = attacks! {
     "conversations-many", "conversations, as many as there is time for", [200, 507], stored::many_conversations;
     "conversation-read-back", "a conversation of 30 MiB, read four times at once", [200, 400, 507], stored::read_back;
     "conversation-read-slowly", "the same, by clients that do not read", [200, 400, 507], stored::read_slowly;
+    "conversation-gone-on-with", "the same, continued again and again by chats and responses", [200, 400, 507], stored::gone_on_with;
+    "items-named-often", "inputs that name one stored item 100,000 times", [200, 400, 404, 507], stored::named_often;
     "branches", "branches of branches of a long conversation", [200, 400, 404, 507], stored::branches;
     "exports", "everything exported, again and again", [200, 400, 507], stored::exports;
     "responses-stored", "responses to long inputs, each stored", [200, 400, 507], stored::responses;
     "facts", "facts to remember, as many as there is time for", [200, 400, 507], stored::facts;
     "files-many", "files, as many as there is time for", [200, 400], stored::files;
     "uploads-slow", "16 files that come byte by byte", [200, 400, 408], stored::slow_uploads;
+    "uploads-of-many-keys" with 8 keys, "four files of each key that come byte by byte: who pays must upload", [200, 400, 408],
+        stored::slow_uploads_of_many;
+    "uploads-without-end", "files of 64 MiB without a boundary, with such a head, and after 1,000 small fields", [400], stored::endless_uploads;
+    "uploads-of-many", "forms of 1,000 files each", [400], stored::many_files_in_one;
     "batch-of-50000", "batches of 50,000 requests", [200, 400, 413], stored::large_batches;
     "batches-many", "batches of one request, as many as there is time for", [200, 400], stored::many_batches;
+    "batches-before-one", "batches of twenty long answers: who pays must get a short one", [200, 400], stored::before_one;
+    "batch-answers-large", "batches whose answers are a thousand times their lines: they must keep within a tenant's room",
+        [200, 400, 404], stored::large_answers;
     "batch-file-odd", "files of lines that are no requests", [200, 400, 413], stored::odd_files;
 
     "replays", "answers to keep for repeats, as many as there is time for", [200, 400], caches::replays;
+    "replays-of-bodies", "bodies of 7 MiB with an Idempotency-Key, each another", [400], caches::large_replays;
     "replay-of-another", "another tenant's Idempotency-Key and request", [200, 404, 422], caches::others_replay;
     "response-cache", "greedy requests, each another", [200, 400], caches::response_cache;
     "semantic-cache", "questions, each another", [200, 400], caches::semantic_cache;
@@ -115,6 +131,9 @@ pub const ALL: &[Attack] = attacks! {
     "operators-paths", "operators' paths at the front door", [400, 404, 405], doors::operators;
     "paths-odd", "paths that leave their directory", [400, 401, 404, 405], doors::odd_paths;
     "keys-guessed", "keys and tokens that do not exist", [401], doors::guessed_keys;
+    "tokens-forged", "tokens whose key an identity provider that is silent might know, from 16 addresses", [401], doors::forged_tokens;
+    "keys-of-many" with 1000 keys, "each within its quota: chats, embeddings, files, conversations", [200, 400, 507],
+        doors::many_keys;
 };
 
 #[cfg(test)]

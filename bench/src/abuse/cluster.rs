@@ -3,12 +3,14 @@
 use super::AbuseArgs;
 use crate::chaos::fault::{children, lives, signal};
 use anyhow::{Context, bail, ensure};
+use futures_util::{StreamExt, TryStreamExt, stream};
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     fs,
+    net::SocketAddr,
     process::Stdio,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -16,6 +18,7 @@ use std::{
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
+    net::TcpListener,
     process::{Child, Command},
     sync::oneshot,
     task::JoinHandle,
@@ -26,6 +29,8 @@ const READY: Duration = Duration::from_secs(120);
 const STOP: Duration = Duration::from_secs(60);
 /// The time within which an operator's request is answered.
 const OPERATOR: Duration = Duration::from_secs(20);
+/// The number of keys that are made at a time.
+const KEYS_AT_ONCE: usize = 16;
 /// The lines of the cluster's log that are kept.
 const LINES_MAX: usize = 200;
 /// The interval at which the memory of the coordinator's children is measured.
@@ -43,6 +48,15 @@ bytes_max = "16MiB"
 model = "attacked"
 bytes_max = "8MiB"
 "#;
+/// The name of the only model.
+const MODEL: &str = "attacked";
+/// An identity provider that can be reached, and says nothing.
+fn trust(provider: SocketAddr) -> String {
+    format!(
+        "[jwt]\nissuer = \"https://id.example\"\naudience = [\"attacked\"]\nalgorithms = [\"ES256\"]\n\
+         jwks_url = \"http://{provider}/keys\"\n"
+    )
+}
 /// A tier without quotas, whose class stays the lowest.
 const UNMETERED: &str = r#"
 [tier.free]
@@ -58,6 +72,7 @@ pub struct Cluster {
     pub model: String,
     http: reqwest::Client,
     log: Arc<Mutex<Log>>,
+    provider: JoinHandle<()>,
     _settings: TempDir,
 }
 
@@ -83,10 +98,18 @@ impl Cluster {
         ensure!(binary.is_file(), "{} is missing: build the whole workspace (`cargo build --release`)", binary.display());
         let dir = tempfile::tempdir()?;
         let settings = dir.path().join("coordinator.toml");
-        fs::write(&settings, [SETTINGS, if args.unmetered { UNMETERED } else { "" }].concat())?;
+        let silent = TcpListener::bind("127.0.0.1:0").await?;
+        let trust = trust(silent.local_addr()?);
+        let provider = tokio::spawn(async move {
+            let mut held = Vec::new();
+            while let Ok((asked, _)) = silent.accept().await {
+                held.push(asked);
+            }
+        });
+        fs::write(&settings, [SETTINGS, &trust, if args.unmetered { UNMETERED } else { "" }].concat())?;
         let mut command = Command::new(binary);
         command.args(["up", "--http", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--device", "cpu", "--log", "warn"]);
-        command.args(["--served-model-name", "attacked"]);
+        command.args(["--served-model-name", MODEL]);
         command.args(["--pool-memory", "256MiB", "--kv-memory", "256MiB", "--response-cache", "16MiB", "--coordinator-config"]);
         command.arg(&settings);
         if args.echo {
@@ -117,11 +140,8 @@ impl Cluster {
         let ready = ready.with_context(|| format!("`tidemill up` ended before it was ready: {}", lock(&log).said()))?;
         let url = ready.strip_prefix("ready ").and_then(|url| url.strip_suffix("/v1")).context("`tidemill up` says where it is")?;
         let admin = timeout(READY, admin).await.context("`tidemill up` did not say its operators' port")??;
-        // The coordinator needs no key until the first one exists.
         let http = reqwest::Client::builder().no_proxy().timeout(OPERATOR).build()?;
-        let models = http.get(format!("{url}/v1/models")).send().await?.json::<Value>().await?;
-        let model = models["data"][0]["id"].as_str().context("the cluster serves no model")?.to_owned();
-        Ok(Self { child, pid, url: url.to_owned(), admin, model, http, log, _settings: dir })
+        Ok(Self { child, pid, url: url.to_owned(), admin, model: MODEL.to_owned(), http, log, provider, _settings: dir })
     }
 
     /// The front door, such as `http://127.0.0.1:40123`.
@@ -133,6 +153,13 @@ impl Cluster {
         let made = self.http.post(format!("{}/admin/keys", self.admin)).json(&json!({"tenant": tenant, "tier": tier})).send().await?;
         ensure!(made.status().is_success(), "no key for {tenant}: {}", made.text().await?);
         Ok(made.json().await?)
+    }
+
+    /// Makes a key for each of this many tenants.
+    pub async fn keys(&self, tenants: &str, tier: &str, count: usize) -> anyhow::Result<Vec<Key>> {
+        let tenants: Vec<_> = (0..count).map(|n| format!("{tier}-{tenants}-{n}")).collect();
+        let made = stream::iter(&tenants).map(|tenant| self.key(tenant, tier)).buffered(KEYS_AT_ONCE);
+        made.try_collect().await
     }
 
     /// Revokes a key, with which the tenant's batches end.
@@ -201,6 +228,7 @@ impl Cluster {
 
     /// Ends the cluster as an operator does. Returns `false` if something did not end well.
     pub async fn stop(mut self) -> bool {
+        self.provider.abort();
         let pids: Vec<u32> = self.processes().into_keys().collect();
         signal(self.pid, Signal::SIGTERM);
         let ended = timeout(STOP, self.child.wait()).await;

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     fn key(n: u64) -> BlockKey {
-        let mix = |n: u64| (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mix = |n: u64| n.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         BlockKey([mix(n).to_le_bytes(), mix(!n).to_le_bytes()].concat().try_into().expect("16 bytes"))
     }
 

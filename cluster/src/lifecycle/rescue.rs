@@ -15,9 +15,10 @@ const RETURN_REST: Duration = Duration::from_millis(25);
 const RETURN_REST_MAX: Duration = Duration::from_secs(2);
 
 impl Cluster {
-    /// Rescues the sequences of a lost decode worker.
-    pub(crate) fn decode_worker_down(&mut self, now: Duration, worker: Epoch) {
-        self.running_at(worker).into_iter().rev().for_each(|at| self.rescue_lost(now, at));
+    /// Rescues the sequences of a lost decode worker. One that `has_left` handed back all that it had: the rest were sent to it while it said
+    /// good-bye, and it never began them.
+    pub(crate) fn decode_worker_down(&mut self, now: Duration, worker: Epoch, has_left: bool) {
+        self.running_at(worker).into_iter().rev().for_each(|at| if has_left { self.take_back(now, at) } else { self.rescue_lost(now, at) });
     }
 
     /// Moves the sequences of a distrusted decode worker elsewhere.

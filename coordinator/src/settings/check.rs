@@ -212,13 +212,15 @@ impl Flags {
                     files: positive("batch_files_max", self.batch_files_max.unwrap_or(500))?,
                     bytes: bytes("batch_bytes_max", self.batch_bytes_max, "4GiB", "1")?,
                 },
+                total_bytes: bytes("batch_total_bytes_max", self.batch_total_bytes_max, "64GiB", "1")?,
+                reserve_bytes: bytes("batch_disk_reserve", self.batch_disk_reserve, "1GiB", "0")?,
                 files_age: retention.files,
                 batches_age: retention.batches,
-                at_once: within("batch_concurrency", self.batch_concurrency.unwrap_or(16), 1..=BATCH_CONCURRENCY_MAX)?,
+                at_once: within("batch_concurrency", self.batch_concurrency.unwrap_or(32), 1..=BATCH_CONCURRENCY_MAX)?,
                 line_bytes: body_bytes_max as usize,
             },
             // The same program, even if its file has been replaced since.
-            grammar_helper: "/proc/self/exe".into(),
+            helper: "/proc/self/exe".into(),
             safety,
             judge,
             audit,
@@ -269,6 +271,7 @@ impl Flags {
                 request_timeout: seconds("request_timeout_s", self.request_timeout_s, 600)?,
                 body_bytes_max: body_bytes_max as usize,
                 bodies_bytes_max,
+                body_timeout: seconds("body_timeout_s", self.body_timeout_s, 60)?,
                 hosts,
                 cors: {
                     let origins = self.cors_origins.unwrap_or_default();

@@ -37,10 +37,13 @@ pub struct RegionsFlags {
 pub struct OtherRegionFlags {
     /// Its name, as it calls itself
     pub name: String,
-    /// URL of its front door, such as `https://us.example`; its keys or tokens must be the same as here
+    /// URL of its front door, such as `https://us.example`
     pub url: String,
     /// PEM file with the authorities that the URL's certificate may come from [default: this machine's]
     pub ca: Option<PathBuf>,
+    /// File with a secret of at least 32 bytes that these two regions alone share, by which each believes the other whose request it relays;
+    /// without it, only requests that need no key are relayed [default: none]
+    pub secret: Option<PathBuf>,
 }
 
 impl RegionsFlags {
@@ -68,14 +71,14 @@ impl RegionsFlags {
             }
             regions.iter().try_for_each(|name| check_name("regions.pins", name))?;
         }
-        let others = self.others.into_iter().map(|OtherRegionFlags { name, url, ca }| {
+        let others = self.others.into_iter().map(|OtherRegionFlags { name, url, ca, secret }| {
             let door = Target { url, ca };
             door.check().map_err(|error| invalid("regions.others.url", &door.url, error.to_string()))?;
             let after_scheme = door.url.split_once("://").map_or(&*door.url, |(_, rest)| rest);
             if after_scheme.trim_end_matches('/').contains(['/', '?', '#', '@']) {
                 return Err(invalid("regions.others.url", &door.url, "must be a front door alone, such as https://us.example"));
             }
-            Ok(OtherRegion { name, door })
+            Ok(OtherRegion { name, door, secret })
         });
         Ok(RegionSettings {
             others: others.collect::<Result<_, _>>()?,

@@ -9,6 +9,7 @@ use tidemill_gateway::{
         CALCULATOR, CLOCK, Settings,
         endpoint::EndpointSettings,
         mcp::{BETWEEN, McpSettings},
+        permission::Permission,
     },
     text::tool::Tool,
 };
@@ -61,6 +62,10 @@ pub struct ToolFlags {
     pub token: Option<PathBuf>,
     /// PEM file with the authorities that the URL's certificate may come from [default: those that browsers trust]
     pub ca: Option<PathBuf>,
+    /// Tiers whose tenants may use it [default: with `tenants` none, else all but the one that is shed first]
+    pub tiers: Option<Vec<String>>,
+    /// Tenants that may use it, of any tier [default: none]
+    pub tenants: Option<Vec<String>>,
 }
 
 /// An MCP server, over streamable HTTP.
@@ -81,6 +86,10 @@ pub struct McpFlags {
     pub token: Option<PathBuf>,
     /// PEM file with the authorities that the URL's certificate may come from [default: those that browsers trust]
     pub ca: Option<PathBuf>,
+    /// Tiers whose tenants may use it [default: with `tenants` none, else all but the one that is shed first]
+    pub tiers: Option<Vec<String>>,
+    /// Tenants that may use it, of any tier [default: none]
+    pub tenants: Option<Vec<String>>,
 }
 
 impl ServerToolsFlags {
@@ -134,7 +143,8 @@ impl ToolFlags {
             parameters: Some(self.parameters),
             strict: self.strict.unwrap_or(true),
         };
-        Ok(EndpointSettings { shown, target, token: self.token, timeout })
+        let permission = Permission::of(self.tiers, self.tenants);
+        Ok(EndpointSettings { shown, target, token: self.token, timeout, permission })
     }
 }
 
@@ -156,6 +166,7 @@ impl McpFlags {
             token: self.token,
             allowed: self.allowed,
             strict: self.strict.unwrap_or(false),
+            permission: Permission::of(self.tiers, self.tenants),
         })
     }
 }

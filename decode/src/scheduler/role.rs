@@ -5,7 +5,7 @@ use std::time::Duration;
 use tidemill_engine::{
     job::{JobId, ScheduledChunk},
     residency::{JobKv, Residency},
-    role::{Load, Role},
+    role::{Load, MaskState, Role},
 };
 use tidemill_kvpool::client::{Arrival, FetchId};
 use tidemill_proto::{
@@ -67,6 +67,12 @@ impl Role for Scheduler {
             self.end(job, Finish::Failed { reason });
         }
         true
+    }
+
+    fn masked(&mut self, job: JobId, mask: MaskState) {
+        if let Some(state) = self.sequences.get_mut(&job) {
+            state.mask = mask;
+        }
     }
 
     fn guess(&mut self, now: Duration) -> Vec<ScheduledChunk> {

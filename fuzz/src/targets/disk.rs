@@ -137,7 +137,7 @@ const KINDS: &[Kind] = &[
         let Ok(store) = Sqlite::open(&dir.join("responses.sqlite"), STORE) else { return };
         let owner = Owner::of(Some("acme"), None);
         runtime.block_on(async {
-            let _ = store.load(&owner, "conv_1", Part::All).await;
+            let _ = store.load_within(&owner, "conv_1", Part::All, u64::MAX).await;
             let _ = store.list(&owner, RecordKind::Conversation, Page { after: None, limit: 10, descending: true }).await;
             let _ = store.expire(RecordKind::Response, 1 << 40).await;
         });
@@ -164,6 +164,8 @@ const BATCHES: batches::Limits = batches::Limits {
     file_bytes: 1 << 20,
     lines: 100,
     room: Room { files: 10, bytes: 1 << 20 },
+    total_bytes: 1 << 30,
+    reserve_bytes: 0,
     files_age: Some(Duration::from_secs(3600)),
     batches_age: None,
     at_once: 1,

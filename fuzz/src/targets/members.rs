@@ -17,7 +17,7 @@ use tidemill_gateway::text::TextModel;
 use tidemill_net::{
     identity::Identity,
     link::Endpoint,
-    uplink::{LinkEvent, Uplink},
+    uplink::{HEARTBEAT, LinkEvent, Uplink},
 };
 use tidemill_proto::{
     block::LayoutFingerprint,
@@ -117,7 +117,7 @@ impl Member {
     fn join(pki: &Path, quic: SocketAddr, name: &str, role: RoleInfo) -> anyhow::Result<Self> {
         let endpoint = Endpoint::bind(([127, 0, 0, 1], 0).into(), &Identity::load(pki)?)?;
         let register = Register { name: name.into(), host: Host("here".into()), pid: std::process::id(), model: None, role };
-        let (uplink, mut events) = Uplink::start(&endpoint, &[quic], register, Arc::new(Report::default));
+        let (uplink, mut events) = Uplink::start(&endpoint, &[quic], register, (HEARTBEAT, Arc::new(Report::default)));
         let known = Arc::new(Mutex::new(Known::default()));
         let told = Arc::clone(&known);
         tokio::spawn(async move {

@@ -1,5 +1,6 @@
 //! Shares of a fixed amount: bytes in flight, connections, places. A party may hold at most a fixed part, and never more than is left for
-//! all others. So no party takes everything, and many parties together leave some for the next one.
+//! all others. So no party takes everything, and many parties together leave some for the next one. Tenants of the tiers that are shed
+//! first hold at most half together, and those of all tiers that may be shed at most three quarters, however many keys they have.
 
 use parking_lot::Mutex;
 use std::{
@@ -15,11 +16,32 @@ const PARTS: u64 = 4;
 /// The party that a share counts towards.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Party {
-    Tenant(Arc<str>),
+    Tenant {
+        name: Arc<str>,
+        /// The order in which its tier is shed: 1 first, then 2, and 0 never.
+        shed: u8,
+    },
     /// A client's address, if no key is needed or none is known yet.
     Address(IpAddr),
     /// This server itself and its operators.
     Server,
+}
+
+/// A holder of shares, as far as the rules tell holders apart.
+pub trait Holder: Clone + Eq + Hash {
+    /// The order in which its tier is shed: 1 first, then 2, and 0 never.
+    fn shed(&self) -> u8 {
+        0
+    }
+}
+
+impl Holder for Party {
+    fn shed(&self) -> u8 {
+        match self {
+            Self::Tenant { shed, .. } => *shed,
+            Self::Address(_) | Self::Server => 0,
+        }
+    }
 }
 
 impl Party {
@@ -57,12 +79,15 @@ pub struct Shares<P> {
     /// The most that one party may hold. If it equals the total, there are no shares.
     most: u64,
     used: u64,
+    /// The part of `used` that holders have whose tier may be shed, and the part of that which those have that are shed first.
+    used_by_shed: u64,
+    used_by_first: u64,
     held: HashMap<P, u64>,
 }
 
-impl<P: Clone + Eq + Hash> Shares<P> {
+impl<P: Holder> Shares<P> {
     pub fn new(total: u64, most: u64) -> Self {
-        Self { total, most: most.min(total), used: 0, held: HashMap::new() }
+        Self { total, most: most.min(total), used: 0, used_by_shed: 0, used_by_first: 0, held: HashMap::new() }
     }
 
     /// Allows each party a quarter, or `least` if that is more.
@@ -73,14 +98,37 @@ impl<P: Clone + Eq + Hash> Shares<P> {
     pub fn take(&mut self, party: &P, amount: u64) -> Result<(), Refused> {
         let (held, left) = (self.held.get(party).copied().unwrap_or(0), self.total - self.used);
         let may_hold = if self.most == self.total { held + left } else { self.most.min(left) };
-        if held.saturating_add(amount) > may_hold {
+        if held.saturating_add(amount) > may_hold || amount > self.left_to_tier(party.shed()) {
             return Err(if held == 0 && amount <= self.most { Refused::Total } else { Refused::Own });
         }
         if amount > 0 {
             *self.held.entry(party.clone()).or_default() += amount;
-            self.used += amount;
+            self.change(party, |used| *used += amount);
         }
         Ok(())
+    }
+
+    /// The amount that the tier of a holder may still take, together with those that are shed before it. One holder's most is always
+    /// within it.
+    fn left_to_tier(&self, shed: u8) -> u64 {
+        let left = |part: u64, used: u64| part.max(self.most).saturating_sub(used);
+        let all = left(self.total - self.total / PARTS, self.used_by_shed);
+        match shed {
+            0 => u64::MAX,
+            1 => all.min(left(self.total / 2, self.used_by_first)),
+            _ => all,
+        }
+    }
+
+    /// Changes all sums that a holder's amount is part of.
+    fn change(&mut self, party: &P, change: impl Fn(&mut u64)) {
+        change(&mut self.used);
+        if party.shed() > 0 {
+            change(&mut self.used_by_shed);
+        }
+        if party.shed() == 1 {
+            change(&mut self.used_by_first);
+        }
     }
 
     /// Takes an amount back from a party.
@@ -88,10 +136,10 @@ impl<P: Clone + Eq + Hash> Shares<P> {
         let Some(held) = self.held.get_mut(party) else { return };
         let amount = amount.min(*held);
         *held -= amount;
-        self.used -= amount;
         if *held == 0 {
             self.held.remove(party);
         }
+        self.change(party, |used| *used -= amount);
     }
 
     pub fn used(&self) -> u64 {
@@ -101,7 +149,8 @@ impl<P: Clone + Eq + Hash> Shares<P> {
     /// Panics if the sums are wrong. Tests call it after every step.
     #[cfg(test)]
     fn check_integrity(&self) {
-        assert_eq!(self.used, self.held.values().sum::<u64>());
+        let sum = |of: fn(u8) -> bool| self.held.iter().filter(|(party, _)| of(party.shed())).map(|(_, held)| held).sum::<u64>();
+        assert_eq!((self.used, self.used_by_shed, self.used_by_first), (sum(|_| true), sum(|shed| shed > 0), sum(|shed| shed == 1)));
         assert!(self.used <= self.total && self.held.values().all(|&held| 0 < held && held <= self.most));
     }
 }
@@ -142,7 +191,7 @@ impl Share {
 
     /// Raises the amount to at least this.
     pub fn grow_to(&mut self, amount: u64) -> Result<(), Refused> {
-        if let Some(more) = amount.checked_sub(self.amount) {
+        if let Some(more) = amount.checked_sub(self.amount).filter(|more| *more > 0) {
             self.pool.0.lock().take(&self.party, more)?;
             self.amount = amount;
         }
@@ -160,6 +209,29 @@ impl Drop for Share {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    impl Holder for &str {}
+
+    /// A holder's number and its tier.
+    impl Holder for (u32, u8) {
+        fn shed(&self) -> u8 {
+            self.1
+        }
+    }
+
+    #[test]
+    fn a_thousand_keys_of_a_tier_leave_room_for_those_that_pay() {
+        let mut shares = Shares::quarters(100, 0);
+        let mut flood = |shed| (0..1000).map(|key| u64::from(shares.take(&(key, shed), 1).is_ok())).sum::<u64>();
+        assert_eq!((flood(1), flood(2), flood(0)), (50, 25, 25));
+        assert_eq!(shares.take(&(7, 1), 1), Err(Refused::Own));
+        assert_eq!(shares.take(&(1001, 1), 1), Err(Refused::Total));
+        shares.give(&(7, 1), 1);
+        assert_eq!(shares.take(&(1001, 1), 1), Ok(()));
+        shares.check_integrity();
+        let mut body = Shares::quarters(8, 8);
+        assert_eq!(body.take(&(0, 1), 8), Ok(()), "the largest that one may hold");
+    }
 
     #[test]
     fn nobody_takes_more_than_a_part_and_nobody_takes_the_last() {
@@ -197,6 +269,9 @@ mod tests {
         share.grow_to(20).unwrap();
         share.grow_to(10).unwrap();
         assert_eq!((pool.used(), share.grow_to(26)), (20, Err(Refused::Own)));
+        let others: Vec<_> = ["a", "b", "c"].map(|name| pool.take(Party::Tenant { name: name.into(), shed: 0 }, 25).unwrap()).into();
+        assert_eq!(share.grow_to(20), Ok(()), "less is left than it holds, and it wants no more");
+        drop(others);
         drop(share);
         assert_eq!(pool.used(), 0);
     }
@@ -212,9 +287,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_books_balance_and_a_newcomer_finds_something(steps in prop::collection::vec((0..8_u8, 1..40_u64, any::<bool>()), 1..200)) {
+        fn the_books_balance_and_a_newcomer_finds_something(steps in prop::collection::vec((0..8_u32, 1..40_u64, any::<bool>()), 1..200)) {
             let mut shares = Shares::quarters(1000, 0);
-            for (party, amount, gives) in steps {
+            for (number, amount, gives) in steps {
+                let party = (number, (number % 3) as u8);
                 if gives {
                     shares.give(&party, amount);
                 } else {
@@ -222,8 +298,8 @@ mod tests {
                 }
                 shares.check_integrity();
                 if shares.used() < 1000 {
-                    prop_assert_eq!(shares.take(&255, 1), Ok(()));
-                    shares.give(&255, 1);
+                    prop_assert_eq!(shares.take(&(255, 0), 1), Ok(()));
+                    shares.give(&(255, 0), 1);
                 }
             }
         }

@@ -58,15 +58,25 @@ pub enum NoRoom {
     Files(usize),
     #[error("your tenant's files would have {bytes} bytes, and may have {max}: delete some")]
     Bytes { bytes: u64, max: u64 },
+    #[error("all tenants' files together would have {bytes} bytes, and may have {max} (`batch_total_bytes_max`)")]
+    Total { bytes: u64, max: u64 },
+    #[error("this server's disk has {free} bytes left, and keeps {reserve} free of clients' files (`batch_disk_reserve`)")]
+    Disk { free: u64, reserve: u64 },
+}
+
+/// Files, and the bytes of files and of answers that are not in one yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Used {
+    pub files: usize,
+    pub bytes: u64,
 }
 
 impl Room {
-    /// Checks whether one more file of this size fits beside `others` of the same tenant.
-    pub fn check(&self, others: impl Iterator<Item = u64>, bytes: u64) -> Result<(), NoRoom> {
-        let (files, stored) = others.fold((0, 0_u64), |(files, stored), bytes| (files + 1, stored.saturating_add(bytes)));
-        let bytes = stored.saturating_add(bytes);
-        if files >= self.files {
-            return Err(NoRoom::Files(files));
+    /// Checks whether a tenant that has `held` may have `more`.
+    pub fn check(&self, held: Used, more: Used) -> Result<(), NoRoom> {
+        let bytes = held.bytes.saturating_add(more.bytes);
+        if more.files > 0 && held.files + more.files > self.files {
+            return Err(NoRoom::Files(held.files));
         }
         if bytes > self.bytes {
             return Err(NoRoom::Bytes { bytes, max: self.bytes });
@@ -82,9 +92,11 @@ mod tests {
     #[test]
     fn a_tenant_has_so_many_files_and_bytes() {
         let room = Room { files: 2, bytes: 10 };
-        assert_eq!(room.check([6].into_iter(), 4), Ok(()));
-        assert_eq!(room.check([6].into_iter(), 5), Err(NoRoom::Bytes { bytes: 11, max: 10 }));
-        assert_eq!(room.check([1, 1].into_iter(), 1), Err(NoRoom::Files(2)));
-        assert_eq!(room.check(std::iter::empty(), u64::MAX), Err(NoRoom::Bytes { bytes: u64::MAX, max: 10 }));
+        let check = |files, bytes, more| room.check(Used { files, bytes }, Used { files: 1, bytes: more });
+        assert_eq!(check(1, 6, 4), Ok(()));
+        assert_eq!(check(1, 6, 5), Err(NoRoom::Bytes { bytes: 11, max: 10 }));
+        assert_eq!(check(2, 2, 1), Err(NoRoom::Files(2)));
+        assert_eq!(check(0, 0, u64::MAX), Err(NoRoom::Bytes { bytes: u64::MAX, max: 10 }));
+        assert_eq!(room.check(Used { files: 2, bytes: 2 }, Used { files: 0, bytes: 1 }), Ok(()), "answers are no file yet");
     }
 }

@@ -23,6 +23,7 @@ pub(super) struct Journal {
 struct Side {
     file: tokio::fs::File,
     lines: u64,
+    bytes: u64,
 }
 
 impl Journal {
@@ -34,7 +35,7 @@ impl Journal {
             Ok((good?, others?, answered))
         })
         .await?;
-        let side = |(file, lines)| Side { file: tokio::fs::File::from_std(file), lines };
+        let side = |(file, lines, bytes)| Side { file: tokio::fs::File::from_std(file), lines, bytes };
         Ok(Self { good: side(good), others: side(others), answered })
     }
 
@@ -47,6 +48,11 @@ impl Journal {
         (self.good.lines, self.others.lines)
     }
 
+    /// The size of all answers.
+    pub(super) fn bytes(&self) -> u64 {
+        self.good.bytes + self.others.bytes
+    }
+
     /// Appends an answer. After an error, it is unknown how much was written: only a journal that is opened again may be appended to.
     pub(super) async fn append(&mut self, good: bool, custom_id: &str, record: &str) -> io::Result<()> {
         if !self.answered.insert(custom_id.to_owned()) {
@@ -56,12 +62,13 @@ impl Journal {
         side.file.write_all(record.as_bytes()).await?;
         side.file.flush().await?;
         side.lines += 1;
+        side.bytes += record.len() as u64;
         Ok(())
     }
 }
 
-/// Cuts the file off after its last whole line.
-fn recover(path: PathBuf, answered: &mut HashSet<String>) -> io::Result<(fs::File, u64)> {
+/// Cuts the file off after its last whole line. Returns the numbers of its lines and bytes, too.
+fn recover(path: PathBuf, answered: &mut HashSet<String>) -> io::Result<(fs::File, u64, u64)> {
     let file = fs::File::options().read(true).append(true).create(true).mode(PRIVATE).open(path)?;
     let (mut reader, mut line) = (BufReader::new(&file), Vec::new());
     let (mut whole, mut lines) = (0, 0);
@@ -76,7 +83,7 @@ fn recover(path: PathBuf, answered: &mut HashSet<String>) -> io::Result<(fs::Fil
         lines += 1;
     }
     file.set_len(whole)?;
-    Ok((file, lines))
+    Ok((file, lines, whole))
 }
 
 #[cfg(test)]
@@ -103,6 +110,7 @@ mod tests {
             assert_eq!((journal.has("a"), journal.has("b"), journal.has("c")), (true, true, false), "{cut}");
             journal.append(true, "c", &answer("c")).await.unwrap();
             assert_eq!(fs::read_to_string(&path).unwrap(), whole, "{cut}");
+            assert_eq!(journal.bytes(), whole.len() as u64 + fs::metadata(disk.journal("batch_1", false)).unwrap().len());
         }
     }
 }

@@ -7,6 +7,7 @@ use super::{
     disk::blocking,
     gone,
     journal::Journal,
+    reserve::CHECK_EVERY_BYTES,
 };
 use crate::{
     base::stamp::{new_id, unix_seconds},
@@ -136,6 +137,7 @@ impl Runner {
                 }
             };
             let mut journal = Journal::open(&self.batches.disk, &self.id).await?;
+            self.batches.note_answers(&self.id, journal.bytes());
             let (completed, failed) = journal.lines();
             let counts = Counts { total: lines.len() as u64, completed, failed };
             batch = self.batches.change(&self.id, |batch| batch.accept(unix_seconds(), counts)).await?;
@@ -181,12 +183,22 @@ impl Runner {
         let mut pace = Pace::new(self.batches.limits.at_once, lines.iter().filter(|line| !journal.has(&line.custom_id)).cloned());
         let mut running = JoinSet::new();
         let cancelled = self.cancelled()?;
+        // The size of the answers when their tenant's room was looked at.
+        let mut checked = None;
         let ending = loop {
             if let Some(ending) = self.now()?.ends(unix_seconds()) {
                 break ending;
             }
             let rest = match pace.next(began.elapsed()) {
                 Step::Run(task) => {
+                    let is_due = checked.is_none_or(|bytes| journal.bytes() >= bytes + CHECK_EVERY_BYTES);
+                    checked = if is_due { Some(journal.bytes()) } else { checked };
+                    if is_due && let Err(full) = self.batches.check_answers(&batch.sender.owner()).await {
+                        pace.dropped(task);
+                        let problem = Problem::new("no_room_for_files", format!("The rest of this batch was not run: {full}."));
+                        self.batches.change(&self.id, |batch| batch.stop(unix_seconds(), problem)).await?;
+                        continue;
+                    }
                     let (runner, sender, endpoint) = (Arc::clone(self), batch.sender.clone(), batch.endpoint.clone());
                     running.spawn(runner.one(Arc::clone(&file), Arc::clone(&begun), task, sender, endpoint));
                     continue;
@@ -223,6 +235,7 @@ impl Runner {
     async fn unanswered(&self, journal: &mut Journal, line: &Line, code: &str, message: &str) -> io::Result<()> {
         let record = record::unanswered(&record::request_id(&self.id, line.number), &line.custom_id, code, message);
         journal.append(false, &line.custom_id, &record).await?;
+        self.batches.note_answers(&self.id, journal.bytes());
         self.batches.count(&self.id, false);
         Ok(())
     }
@@ -247,6 +260,7 @@ impl Runner {
                 metrics::count_batch_request(if good { "completed" } else { "failed" });
                 let id = record::request_id(&self.id, line.number);
                 journal.append(good, &line.custom_id, &record::answer(&id, &line.custom_id, attempt.status, &request_id, &body)).await?;
+                self.batches.note_answers(&self.id, journal.bytes());
                 self.batches.count(&self.id, good);
             }
             Ran::Gone(reason) => {
@@ -265,8 +279,13 @@ impl Runner {
             0 => None,
             _ => Some(self.batches.alone.lock().await),
         };
-        let _permit = self.batches.permits.acquire().await.expect("the semaphore is never closed");
-        if self.now().map_or(true, |batch| batch.ends(unix_seconds()).is_some()) {
+        let party = match self.ways.tenants.caller_of_batch(&sender) {
+            Ok(caller) => caller.party(),
+            Err(_) if self.is_ending() => return (task, Ran::Dropped),
+            Err(reason) => return (task, Ran::Gone(reason)),
+        };
+        let _place = self.batches.places.wait_for(party).await;
+        if self.is_ending() {
             return (task, Ran::Dropped);
         }
         let line = task.line.clone();
@@ -311,6 +330,10 @@ impl Runner {
             Ok(Err(error)) => failed(&error),
             Err(_) => failed(&ApiError::internal("there was no answer in time")),
         }
+    }
+
+    fn is_ending(&self) -> bool {
+        self.now().map_or(true, |batch| batch.ends(unix_seconds()).is_some())
     }
 
     fn now(&self) -> Result<Batch, BatchError> {

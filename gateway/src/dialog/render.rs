@@ -26,10 +26,10 @@ pub(super) fn render(dialog: &Dialog, template: &ChatTemplate, now: SystemTime) 
         rendered(dialog, mended.as_ref().unwrap_or(&dialog.messages), takes, template, now)
     };
     let takes = template.takes();
-    with(takes).or_else(|refused| match refused.is_too_long() {
-        true => Err(refused),
+    with(takes).or_else(|refused| match refused.is_refusal() {
         // The template was only tried with short dialogs: this one may differ.
-        false => with(&takes.least()).map_err(|_| refused),
+        true => with(&takes.least()).map_err(|_| refused),
+        false => Err(refused),
     })
 }
 

@@ -114,7 +114,7 @@ impl Hearing<'_> {
         let answer = self.ask_helper(&question, left);
         metrics::count_grammar(match &answer {
             Ok(_) => "passed",
-            Err(AskError::Refused(GrammarError::TooMuchWork)) => "too_much_work",
+            Err(AskError::Refused(GrammarError::TooMuchWork | GrammarError::Slow(_))) => "too_much_work",
             Err(AskError::Refused(_)) => "refused",
             Err(AskError::Unavailable(error)) => {
                 tracing::warn!(%error, "could not check a grammar; its request is refused");
@@ -155,10 +155,7 @@ impl Hearing<'_> {
             let ended = matches!(answer, Err(AskError::Refused(GrammarError::TooMuchWork)));
             spent.add(if ended { left } else { session.cpu() - before });
         }
-        if !matches!(
-            answer,
-            Ok(_) | Err(AskError::Refused(GrammarError::Schema(_) | GrammarError::Invalid(_) | GrammarError::TooLarge { .. }))
-        ) {
+        if matches!(answer, Err(AskError::Unavailable(_) | AskError::Refused(GrammarError::TooMuchWork))) {
             self.open = None;
         }
         answer

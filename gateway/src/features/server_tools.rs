@@ -7,12 +7,14 @@
 pub mod calculator;
 pub mod endpoint;
 pub mod mcp;
+pub mod permission;
 
 use super::metrics;
 use crate::text::tool::Tool;
 use endpoint::{Endpoint, EndpointSettings};
 use futures_util::future::{BoxFuture, FutureExt, join_all};
 use mcp::{BETWEEN, McpServer, McpSettings};
+use permission::{Asker, Permission};
 use serde_json::{Value, json};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -51,6 +53,7 @@ pub struct ServerTools {
 struct ServerTool {
     shown: Tool,
     runs: Runs,
+    permission: Permission,
 }
 
 #[derive(Debug)]
@@ -63,7 +66,7 @@ enum Runs {
 /// The reason why a requested tool is not offered.
 #[derive(Debug, thiserror::Error)]
 pub enum NotOffered {
-    #[error("this server has no tool `{name}`: it has {there}")]
+    #[error("this server has no tool `{name}` for you: you may use {there}")]
     Unknown { name: String, there: String },
     #[error("the tools of `{0}` are not there yet: its MCP server has not answered. Please try again later.")]
     NotYet(String),
@@ -77,8 +80,9 @@ impl ServerTools {
             tools.insert(name, tool);
         }
         for endpoint in settings.endpoints {
-            let shown = endpoint.shown.clone();
-            tools.insert(shown.name.clone(), ServerTool { shown, runs: Runs::Endpoint(Arc::new(Endpoint::new(endpoint)?)) });
+            let (shown, permission) = (endpoint.shown.clone(), endpoint.permission.clone());
+            let runs = Runs::Endpoint(Arc::new(Endpoint::new(endpoint)?));
+            tools.insert(shown.name.clone(), ServerTool { shown, runs, permission });
         }
         let mcp = settings.mcp.into_iter().map(|server| Ok((server.name.clone(), Arc::new(McpServer::new(server)?))));
         Ok(Self { tools, mcp: mcp.collect::<Result<_, _>>()?, rounds_max: settings.rounds_max, ended: watch::Sender::new(false) })
@@ -96,21 +100,24 @@ impl ServerTools {
         self.ended.send_replace(true);
     }
 
-    /// Returns the tools that a client names, each once, as the model sees them; an MCP server's name stands for all its tools.
-    pub fn offered(&self, names: &[String]) -> Result<Vec<Tool>, NotOffered> {
+    /// Returns the tools that a client names, each once, as the model sees them; an MCP server's name stands for all its tools. For a client,
+    /// tools that it may not use do not exist.
+    pub fn offered(&self, asker: &Asker<'_>, names: &[String]) -> Result<Vec<Tool>, NotOffered> {
         let (mut offered, mut asked, mut there) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
         for name in names.iter().filter(|name| asked.insert(*name)) {
-            offered.extend(self.named(name)?.into_iter().filter(|tool| there.insert(tool.name.clone())));
+            offered.extend(self.named(asker, name)?.into_iter().filter(|tool| there.insert(tool.name.clone())));
         }
         Ok(offered)
     }
 
-    fn named(&self, name: &str) -> Result<Vec<Tool>, NotOffered> {
-        if let Some(tool) = self.tools.get(name) {
+    fn named(&self, asker: &Asker<'_>, name: &str) -> Result<Vec<Tool>, NotOffered> {
+        if let Some(tool) = self.tools.get(name).filter(|tool| tool.permission.allows(asker)) {
             return Ok(vec![tool.shown.clone()]);
         }
-        let Some((server, mcp)) = self.server(name) else {
-            let names: Vec<_> = self.tools.keys().chain(self.mcp.keys()).map(|name| format!("`{name}`")).collect();
+        let Some((server, mcp)) = self.server(name).filter(|(_, mcp)| mcp.permission().allows(asker)) else {
+            let tools = self.tools.iter().filter(|(_, tool)| tool.permission.allows(asker)).map(|(name, _)| name);
+            let servers = self.mcp.iter().filter(|(_, mcp)| mcp.permission().allows(asker)).map(|(name, _)| name);
+            let names: Vec<_> = tools.chain(servers).map(|name| format!("`{name}`")).collect();
             return Err(NotOffered::Unknown { name: name.to_owned(), there: names.join(", ") });
         };
         let tools = mcp.tools().ok_or_else(|| NotOffered::NotYet(server.to_owned()))?;
@@ -132,13 +139,13 @@ impl ServerTools {
         self.mcp.get(server).map(|mcp| (server, mcp))
     }
 
-    /// Calls a tool. Returns its output, or a description of the error, for the model. Takes at most the tool's time limit.
-    pub fn call(&self, name: &str, arguments: Value) -> BoxFuture<'static, String> {
+    /// Calls a tool for a tenant. Returns its output, or a description of the error, for the model. Takes at most the tool's time limit.
+    pub fn call(&self, tenant: Option<&str>, name: &str, arguments: Value) -> BoxFuture<'static, String> {
         let returned = match (self.tools.get(name).map(|tool| &tool.runs), self.server(name)) {
             (Some(Runs::Calculator), _) => std::future::ready(calculated(&arguments)).boxed(),
             (Some(Runs::Clock), _) => std::future::ready(Ok(now(OffsetDateTime::now_utc()))).boxed(),
             (Some(Runs::Endpoint(endpoint)), _) => Arc::clone(endpoint).call(arguments).boxed(),
-            (None, Some((_, server))) => Arc::clone(server).call(name.to_owned(), arguments).boxed(),
+            (None, Some((_, server))) => Arc::clone(server).call(tenant.map(str::to_owned), name.to_owned(), arguments).boxed(),
             (None, None) => return async { "error: there is no such tool".into() }.boxed(),
         };
         let (name, began) = (name.to_owned(), Instant::now());
@@ -169,7 +176,7 @@ fn calculator() -> ServerTool {
         parameters: Some(parameters),
         strict: true,
     };
-    ServerTool { shown, runs: Runs::Calculator }
+    ServerTool { shown, runs: Runs::Calculator, permission: Permission::Everyone }
 }
 
 fn clock() -> ServerTool {
@@ -179,7 +186,7 @@ fn clock() -> ServerTool {
         parameters: Some(json!({"type": "object", "properties": {}, "additionalProperties": false})),
         strict: true,
     };
-    ServerTool { shown, runs: Runs::Clock }
+    ServerTool { shown, runs: Runs::Clock, permission: Permission::Everyone }
 }
 
 fn calculated(arguments: &Value) -> Result<String, String> {
@@ -204,15 +211,15 @@ mod tests {
     #[test]
     fn a_client_gets_those_that_it_names() {
         let tools = built_in();
-        let offered = tools.offered(&[CLOCK.into(), CLOCK.into()]).unwrap();
+        let offered = tools.offered(&Asker::default(), &[CLOCK.into(), CLOCK.into()]).unwrap();
         assert_eq!((offered.len(), offered[0].name.as_str()), (1, CLOCK));
-        let error = tools.offered(&["shell".into()]).unwrap_err().to_string();
-        assert_eq!(error, "this server has no tool `shell`: it has `calculator`, `clock`");
+        let error = tools.offered(&Asker::default(), &["shell".into()]).unwrap_err().to_string();
+        assert_eq!(error, "this server has no tool `shell` for you: you may use `calculator`, `clock`");
     }
 
     #[test]
     fn the_model_is_told_what_came_of_a_call() {
-        let call = |name: &str, arguments: Value| built_in().call(name, arguments).now_or_never().unwrap();
+        let call = |name: &str, arguments: Value| built_in().call(None, name, arguments).now_or_never().unwrap();
         assert_eq!(call(CALCULATOR, json!({"expression": "6 * 7"})), "42");
         assert!(call(CALCULATOR, json!({"expression": "6 *"})).starts_with("error: "));
         assert_eq!(call(CALCULATOR, json!({})), "error: `expression` must be a text");

@@ -21,10 +21,6 @@ use axum::{
 use std::{fmt::Display, net::IpAddr, sync::Arc, time::Duration};
 use tidemill_tenancy::quota::Level;
 
-/// The headers with the sender's credential, kept for a region that a request may be relayed to.
-#[derive(Clone, Debug)]
-pub(super) struct Presented(pub(super) HeaderMap);
-
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const TRACEPARENT: &str = "traceparent";
 /// The part of a request's path that its trace keeps, so that a queue of traces is also bounded in bytes.
@@ -48,8 +44,14 @@ impl FromRequestParts<Arc<Gateway>> for Client {
 pub async fn authenticate(State(gateway): State<Arc<Gateway>>, mut request: Request, next: Next) -> Response {
     let messages = speaks_anthropic(&request);
     let trace = begin_trace(&gateway, &request);
-    let credential = credential(request.headers()).map(str::to_owned);
-    let identified = gateway.tenants().identify(credential.as_deref()).await;
+    let relayed = gateway.regions().and_then(|regions| regions.relayed_sender(request.uri().path(), request.headers()));
+    let identified = match relayed {
+        Some(sender) => sender.and_then(|principal| gateway.tenants().identify_relayed(principal)),
+        None => {
+            let credential = credential(request.headers()).map(str::to_owned);
+            gateway.tenants().identify(address(&request), credential.as_deref()).await
+        }
+    };
     let caller = match identified {
         Ok(principal) => {
             let caller = Caller::new(principal).from_region(region(&gateway, request.headers())).in_trace(trace.clone());
@@ -64,10 +66,7 @@ pub async fn authenticate(State(gateway): State<Arc<Gateway>>, mut request: Requ
     };
     if caller.principal.is_some() {
         // Handlers have no use for them.
-        let presented = [header::AUTHORIZATION, API_KEY].map(|name| request.headers_mut().remove(&name).map(|value| (name, value)));
-        if gateway.regions().is_some() {
-            request.extensions_mut().insert(Presented(presented.into_iter().flatten().collect()));
-        }
+        [header::AUTHORIZATION, API_KEY].into_iter().for_each(|name| drop(request.headers_mut().remove(name)));
     }
     let _place = match gateway.admit_request(&caller) {
         Ok(place) => place,
@@ -117,7 +116,8 @@ fn traced(trace: Option<&Trace>, response: Response) -> Response {
     response
 }
 
-/// Layer around the generating endpoints, inside the replay of answers: refuses early what could not pass anyway.
+/// Layer around the generating endpoints, inside the replay of answers: refuses early what could not pass anyway, and lets what fails count as
+/// a request.
 pub async fn admit(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
     let messages = speaks_anthropic(&request);
     if request.method() == Method::POST
@@ -129,6 +129,11 @@ pub async fn admit(State(gateway): State<Arc<Gateway>>, request: Request, next: 
     }
     let caller = request.extensions().get::<Arc<Caller>>().cloned();
     let mut response = next.run(request).await;
+    // Otherwise the work on a request that failed before it took its quota would be free. A refusal for want of room did none.
+    let has_failed = response.status().is_client_error() && response.status() != StatusCode::TOO_MANY_REQUESTS;
+    if let Some(caller) = caller.as_ref().filter(|caller| has_failed && caller.standing().is_none()) {
+        let _ = gateway.tenants().count(caller).await;
+    }
     if let Some(routed) = caller.as_ref().and_then(|caller| caller.routed()) {
         let status = response.status();
         let lacks_workers = status == StatusCode::SERVICE_UNAVAILABLE && gateway.rollouts().is_young();

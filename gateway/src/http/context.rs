@@ -169,6 +169,14 @@ pub fn fit(
     wanted: ContextOptions,
     options: &Options,
 ) -> Result<Fitted, ApiError> {
+    if wanted.strategy == Strategy::None {
+        // Its tokens are known: a prompt that cannot fit is not made.
+        let tokens = history.iter().flat_map(|history| &history.costs).map(|cost| cost.tokens).sum();
+        let context = gateway.context_tokens_max();
+        if tokens > u64::from(context) {
+            return Err(ApiError::context_length(param, context, tokens, 0));
+        }
+    }
     if wanted.strategy == Strategy::None && facts.is_none() {
         return Ok(Fitted { dialog, measured: None, usage: None, outlook: None });
     }

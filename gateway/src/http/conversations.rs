@@ -24,7 +24,7 @@ use crate::{
         parse,
     },
     serving::gateway::Gateway,
-    store::{self, Addition, Item, ItemPage, Kind, NewRecord, Part, Record, RecordPage, Rewrite, StoreError},
+    store::{self, Addition, Item, ItemPage, Kind, NewRecord, Part, Record, RecordPage, Rewrite, StoreError, access::Loaded},
 };
 use axum::{
     Json,
@@ -181,12 +181,9 @@ pub async fn add(Client(gateway): Client, Path(id): Path<String>, body: Body) ->
 
 /// `GET /v1/conversations/{id}/items/{item}`.
 pub async fn item(Client(gateway): Client, Path((id, item)): Path<(String, String)>) -> Result<Response, ApiError> {
-    let record = load(&gateway, &id, Part::All).await?;
+    let (record, share) = load(&gateway, &id, Part::All).await?.into_parts();
     match record.items.into_iter().find(|stored| stored.id == item) {
-        Some(stored) => {
-            let share = gateway.admit_answer(stored.body.len())?;
-            Ok(written::json(written::held(stored.body.into(), share)))
-        }
+        Some(stored) => Ok(written::json(written::held(stored.body.into(), share))),
         None => Err(no_item("item_id", &id, &item)),
     }
 }
@@ -224,12 +221,12 @@ fn new_items(gateway: &Gateway, items: Vec<Value>) -> Result<Vec<Item>, ApiError
     request::sent(items, "items")?.into_iter().map(counted).collect()
 }
 
-async fn load(gateway: &Gateway, id: &str, part: Part) -> Result<Record, ApiError> {
+async fn load(gateway: &Gateway, id: &str, part: Part) -> Result<Loaded<Record>, ApiError> {
     check_id(id)?;
     gateway.store().load(&gateway.owner(), id, part).await.map_err(of_store)
 }
 
-async fn show(gateway: &Arc<Gateway>, record: Record) -> Answered {
+async fn show(gateway: &Arc<Gateway>, record: Loaded<Record>) -> Answered {
     written::write(gateway, record.body.len(), move || shown(&record)).await
 }
 

@@ -2,7 +2,7 @@
 //! which is taken where the answer is computed.
 
 use super::{
-    access::{Presented, refusal, speaks_anthropic},
+    access::{refusal, speaks_anthropic},
     replay,
 };
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
     },
     serving::{
         gateway::{Gateway, route::RouteRequest},
-        regions::{REGION, RELAYED_FROM, Regions, Relayed, needs_the_store},
+        regions::{PATHS, REGION, RELAYED_FROM, Regions, Relayed, needs_the_store},
     },
     tenants::Caller,
     traces::names,
@@ -27,9 +27,6 @@ use axum::{
 };
 use serde_json::Value;
 use std::sync::Arc;
-
-/// The endpoints whose requests other regions may answer.
-const PATHS: [&str; 4] = ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"];
 
 /// The way of a request.
 enum Way {
@@ -63,11 +60,11 @@ async fn way(gateway: &Arc<Gateway>, regions: &Arc<Regions>, path: &'static str,
     let caller = caller.ok_or_else(|| ApiError::internal("the sender was not authenticated: please report this as a bug"))?;
     let was_relayed = request.headers().contains_key(RELAYED_FROM);
     let stays = request.headers().contains_key(replay::KEY) || parse::check_content_type(request.headers()).is_err();
-    if stays || !(was_relayed || regions.has_way(caller.tenant())) {
+    if stays || !(was_relayed || regions.has_way(&caller)) {
         return Ok(Way::Here(request));
     }
     let sender = gateway.for_caller(Arc::clone(&caller));
-    let (mut parts, body) = request.into_parts();
+    let (parts, body) = request.into_parts();
     let body = sender.read(body).await?;
     let (worker, limit_ms) = (Arc::clone(&sender), regions.wait_ms());
     let looked_at = sender.compute_body(body.weight(), move || {
@@ -85,9 +82,7 @@ async fn way(gateway: &Arc<Gateway>, regions: &Arc<Regions>, path: &'static str,
         if was_relayed {
             return Err(ApiError::busy_region(regions.name(), &reason));
         }
-        let credential = parts.extensions.remove::<Presented>().map(|presented| presented.0).unwrap_or_default();
-        let (tenant, party) = (caller.tenant(), caller.party());
-        let relayed = Relayed { tenant, party, path, headers: &parts.headers, credential: &credential, body: body.bytes(), streams };
+        let relayed = Relayed { caller: &caller, path, headers: &parts.headers, body: body.bytes(), streams };
         if let Some(answered) = regions.relay(relayed).await {
             let response = answered?;
             if let (Some(trace), Some(region)) = (&caller.trace, response.headers().get(REGION).and_then(|name| name.to_str().ok())) {

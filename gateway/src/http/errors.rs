@@ -1,7 +1,12 @@
 //! An [`ApiError`] as a response, and errors that only endpoints return: for paths, the store, files and batches.
 
 use super::paths;
-use crate::{batches::BatchError, requests::error::ApiError, store::StoreError};
+use crate::{
+    batch::file::NoRoom,
+    batches::BatchError,
+    requests::{computing::refusal, error::ApiError},
+    store::StoreError,
+};
 use axum::{
     Json,
     http::{HeaderValue, StatusCode, header},
@@ -38,7 +43,9 @@ impl ApiError {
             StoreError::TooLarge { .. } => Self::invalid(param, message).with_code("conversation_too_large"),
             StoreError::Full => Self::new(StatusCode::INSUFFICIENT_STORAGE, message).with_code("no_room_to_store"),
             StoreError::Changed(_) => Self::conflict(message),
-            StoreError::Busy => Self::new(StatusCode::SERVICE_UNAVAILABLE, message).retry_after(1),
+            StoreError::OverContext { tokens, max } => Self::context_length(param, max.try_into().unwrap_or(u32::MAX), tokens, 0),
+            StoreError::OverShare(refused) => refusal("stored", refused),
+            StoreError::Busy | StoreError::Larger(_) => Self::new(StatusCode::SERVICE_UNAVAILABLE, message).retry_after(1),
             StoreError::Failed(_) => {
                 tracing::error!(%error, "the store of responses failed");
                 Self::internal(message)
@@ -53,10 +60,12 @@ impl ApiError {
             BatchError::NotFound(_) => Self::not_found(param, message),
             BatchError::Purpose { .. } | BatchError::Over(..) => Self::invalid(param, message),
             BatchError::TooLarge(_) => Self::new(StatusCode::PAYLOAD_TOO_LARGE, message).with_code("file_too_large"),
+            BatchError::NoRoom(NoRoom::Total { .. } | NoRoom::Disk { .. }) => {
+                Self::new(StatusCode::INSUFFICIENT_STORAGE, message).with_code("no_room_for_files")
+            }
             BatchError::NoRoom(_) => Self::new(StatusCode::BAD_REQUEST, message).with_code("no_room_for_files"),
             BatchError::InUse { .. } => Self::conflict(message),
             BatchError::TooMany => Self::new(StatusCode::BAD_REQUEST, message).with_code("too_many_batches"),
-            BatchError::Busy => Self::new(StatusCode::SERVICE_UNAVAILABLE, message).retry_after(1),
             BatchError::Disk(_) => {
                 tracing::error!(%error, "batch storage failed");
                 Self::internal(message)

@@ -62,7 +62,9 @@ pub async fn create(Client(gateway): Client, body: Body) -> Result<Json<Value>, 
     let kept = gateway.compute(move || {
         let replaced = feedback(&worker)?.keep(unix_seconds(), &response_id, &answered, &opinion).map_err(failed)?;
         // A rollout counts the first rating of an answer.
-        if let (Some(rating), false) = (opinion.rating, replaced) {
+        if let (Some(rating), false) = (opinion.rating, replaced)
+            && worker.counts_in_rollouts()
+        {
             let (up, down) = (u64::from(rating == Rating::Up), u64::from(rating == Rating::Down));
             worker.rollouts().vote(&answered.model, Voter::Tenant(worker.tenant()), up, down);
         }

@@ -2,6 +2,7 @@
 
 use super::{
     access::Client,
+    form::{Form, Part},
     parameters::{Path, Query},
 };
 use crate::{
@@ -13,10 +14,7 @@ use crate::{
 use axum::{
     Json,
     body::{Body, Bytes},
-    extract::{
-        Multipart,
-        multipart::{Field, MultipartError, MultipartRejection},
-    },
+    extract::Request,
     http::header,
     response::{IntoResponse, Response},
 };
@@ -29,14 +27,12 @@ use std::{
 };
 use tokio::{io::AsyncReadExt, time};
 
-/// The longest silence of a client.
-const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// The longest time of an upload.
 const UPLOAD_MAX: Duration = Duration::from_secs(3600);
 /// The least mean rate of an upload, in bytes per second, since places for uploads are few.
 const RATE_MIN: u64 = 16 << 10;
-/// The time at the start of an upload during which the rate is not checked.
-const RATE_AFTER: Duration = Duration::from_secs(20);
+/// The part of the longest silence during which the rate is not checked, at the start of an upload.
+const RATE_AFTER: u32 = 3;
 /// The maximum size of a form field other than the file.
 const FIELD_BYTES_MAX: usize = 1024;
 const NAME_CHARS_MAX: usize = 255;
@@ -49,21 +45,22 @@ const CHUNK_BYTES: usize = 64 << 10;
 type Answered = Result<Json<Value>, ApiError>;
 
 /// `POST /v1/files`.
-pub async fn create(Client(gateway): Client, form: Result<Multipart, MultipartRejection>) -> Answered {
+pub async fn create(Client(gateway): Client, request: Request) -> Answered {
     gateway.check_draining()?;
     let batches = gateway.batches()?;
     let _place = gateway.admit_upload()?;
-    let form = form.map_err(|rejection| ApiError::malformed(format!("a file comes as multipart/form-data: {}", rejection.body_text())))?;
+    let form = Form::of(request).await?;
     let stored = time::timeout(UPLOAD_MAX, store(&gateway, batches, form)).await;
     Ok(Json(stored.unwrap_or_else(|_| Err(ApiError::too_slow(UPLOAD_MAX)))?.view()))
 }
 
-async fn store(gateway: &Gateway, batches: &Batches, mut form: Multipart) -> Result<StoredFile, ApiError> {
+async fn store(gateway: &Gateway, batches: &Batches, mut form: Form) -> Result<StoredFile, ApiError> {
     let owner = gateway.owner().0;
-    let mut pace = Pace::default();
+    let mut pace = Pace::new(gateway.body_timeout());
     let (mut arrived, mut purpose, mut anchor, mut age) = (None, None, None, None);
-    while let Some(mut field) = pace.in_time(form.next_field()).await? {
-        match field.name().unwrap_or_default() {
+    while let Some(mut field) = pace.in_time(form.next()).await? {
+        match field.name() {
+            "file" if arrived.is_some() => return Err(ApiError::invalid("file", "the form has a second `file`")),
             "file" => {
                 let filename: String = field.file_name().unwrap_or("requests.jsonl").chars().take(NAME_CHARS_MAX).collect();
                 let mut arriving = batches.upload(&owner).await.map_err(of_file)?;
@@ -106,7 +103,7 @@ pub(super) fn check_age(anchor: Option<&str>, seconds: Option<u64>) -> Result<Op
     }
 }
 
-async fn text(name: &str, mut field: Field<'_>, pace: &Pace) -> Result<String, ApiError> {
+async fn text(name: &str, mut field: Part<'_>, pace: &Pace) -> Result<String, ApiError> {
     let mut text = Vec::new();
     while let Some(chunk) = pace.in_time(field.chunk()).await? {
         text.extend_from_slice(&chunk);
@@ -122,30 +119,29 @@ async fn text(name: &str, mut field: Field<'_>, pace: &Pace) -> Result<String, A
 struct Pace {
     began: Instant,
     bytes: u64,
-}
-
-impl Default for Pace {
-    fn default() -> Self {
-        Self { began: Instant::now(), bytes: 0 }
-    }
+    /// The longest silence of the client.
+    silence_max: Duration,
 }
 
 impl Pace {
+    fn new(silence_max: Duration) -> Self {
+        Self { began: Instant::now(), bytes: 0, silence_max }
+    }
+
     fn heard(&mut self, bytes: usize) {
         self.bytes += bytes as u64;
     }
 
     /// The time at which the bytes so far are too few. Each further byte postpones it.
     fn due(&self) -> Instant {
-        self.began + RATE_AFTER + Duration::from_secs_f64(self.bytes as f64 / RATE_MIN as f64)
+        self.began + self.silence_max / RATE_AFTER + Duration::from_secs_f64(self.bytes as f64 / RATE_MIN as f64)
     }
 
     /// Waits for the next part of the form.
-    async fn in_time<T>(&self, read: impl Future<Output = Result<T, MultipartError>>) -> Result<T, ApiError> {
-        let (silent, slow) = (Instant::now() + SILENCE_MAX, self.due());
+    async fn in_time<T>(&self, read: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
+        let (silent, slow) = (Instant::now() + self.silence_max, self.due());
         let read = time::timeout_at(silent.min(slow).into(), read).await;
-        let read = read.map_err(|_| if slow < silent { ApiError::too_slow_for(RATE_MIN) } else { ApiError::too_slow(SILENCE_MAX) })?;
-        read.map_err(|error| ApiError::malformed(format!("the form cannot be read: {}", error.body_text())))
+        read.unwrap_or_else(|_| Err(if slow < silent { ApiError::too_slow_for(RATE_MIN) } else { ApiError::too_slow(self.silence_max) }))
     }
 }
 
@@ -217,9 +213,9 @@ mod tests {
 
     #[test]
     fn a_file_may_come_at_the_least_rate_for_as_long_as_it_takes() {
-        let mut pace = Pace::default();
-        assert_eq!(pace.due(), pace.began + RATE_AFTER);
+        let (mut pace, first) = (Pace::new(Duration::from_secs(60)), Duration::from_secs(20));
+        assert_eq!(pace.due(), pace.began + first);
         (0..600).for_each(|_| pace.heard(RATE_MIN as usize));
-        assert_eq!(pace.due(), pace.began + RATE_AFTER + Duration::from_secs(600));
+        assert_eq!(pace.due(), pace.began + first + Duration::from_secs(600));
     }
 }

@@ -78,6 +78,12 @@ async fn repeated(gateway: &Arc<Gateway>, request: Request, next: Next) -> Resul
     let scope = scope(caller.as_deref(), &parts.headers);
     let name = key_of(&parts.headers)?;
     let tenant = tenant_digest(caller.as_deref().and_then(Caller::tenant));
+    let key = digest(&[&scope, parts.uri.path().as_bytes(), name.as_bytes()]);
+    let replays = gateway.replays();
+    // Without quota, only a repeat is worth reading.
+    if let Some(caller) = caller.as_ref().filter(|_| !replays.has(&key)) {
+        gateway.tenants().peek(caller)?;
+    }
     let sender = caller.map_or_else(|| Arc::clone(gateway), |caller| gateway.for_caller(caller));
     let body = sender.read(body).await?;
     let goes_on = parts.headers.contains_key(LAST_EVENT_ID);
@@ -86,10 +92,8 @@ async fn repeated(gateway: &Arc<Gateway>, request: Request, next: Next) -> Resul
         Ok((body, said, same))
     });
     let (body, said, comes_out_the_same) = looked_at.await?;
-    let key = digest(&[&scope, parts.uri.path().as_bytes(), name.as_bytes()]);
     let stream = Stream::of(&key, &said);
     let after = parts.headers.get(LAST_EVENT_ID).map(|id| stream.after(id)).transpose()?;
-    let replays = gateway.replays();
     // A stream that is not recorded here can resume only if the same answer can be computed again.
     if after.is_some() && !replays.has(&key) && !(comes_out_the_same && gateway.routes_repeatably()) {
         return Err(ApiError::not_resumable(

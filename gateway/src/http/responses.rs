@@ -18,7 +18,7 @@ use super::{
 use crate::{
     requests::{body::Kept, error::ApiError, parse::JsonBody},
     serving::gateway::Gateway,
-    store::{Part, Record},
+    store::{Part, Record, access::Loaded},
 };
 use axum::{Json, body::Body, response::Response};
 use run::{Run, Stored, others};
@@ -93,7 +93,7 @@ pub async fn input_items(Client(gateway): Client, Path(id): Path<String>, Query(
     written::items(&gateway, page).await
 }
 
-async fn stored(gateway: &Gateway, id: &str) -> Result<Record, ApiError> {
+async fn stored(gateway: &Gateway, id: &str) -> Result<Loaded<Record>, ApiError> {
     check_id(id)?;
     gateway.store().load(&gateway.owner(), id, Part::Output).await.map_err(|error| ApiError::of_store("response_id", error))
 }

@@ -18,17 +18,13 @@ use std::sync::Arc;
 /// The routes of the clients' port. With `operators_too`, they include the operators', if these have no port of their own; while no key is
 /// needed, they need none.
 pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
+    let by_id = responses_by_id().route_layer(from_fn_with_state(Arc::clone(&gateway), replay::layer));
+    let counted = counted().merge(by_id).route_layer(from_fn_with_state(Arc::clone(&gateway), access::count));
     let routes = generating(&gateway)
         .route_layer(from_fn_with_state(Arc::clone(&gateway), elsewhere::layer))
         .route_layer(from_fn_with_state(Arc::clone(&gateway), replay::layer))
-        // A client whose quota is used up may still cancel its responses, and list what exists.
-        .route("/v1/responses/{id}/cancel", post(responses::cancel))
-        // A client that waits for a batch polls often, and the batch needs the quota.
-        .route("/v1/batches/{id}", get(batches::retrieve))
-        .route("/v1/batches/{id}/cancel", post(batches::cancel))
-        .route("/v1/models", get(models::list))
-        .route("/v1/models/{*id}", get(models::one))
-        .merge(counted(&gateway))
+        .merge(keyed())
+        .merge(counted)
         .route_layer(from_fn_with_state(Arc::clone(&gateway), access::authenticate));
     let routes = everywhere().merge(no_sign_in()).merge(routes);
     let operators = || operators().route_layer(from_fn_with_state(Arc::clone(&gateway), operator::while_open));
@@ -43,12 +39,26 @@ pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
     }
 }
 
-/// The routes that need no model. Their requests still count in a tenant's quota.
-fn counted(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
+/// The routes that need a key, and take no quota.
+fn keyed() -> Router<Arc<Gateway>> {
     Router::new()
-        .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
-        // For a stream that resumes.
-        .route_layer(from_fn_with_state(Arc::clone(gateway), replay::layer))
+        // A client whose quota is used up may still cancel its responses, and list what exists.
+        .route("/v1/responses/{id}/cancel", post(responses::cancel))
+        // A client that waits for a batch polls often, and the batch needs the quota.
+        .route("/v1/batches/{id}", get(batches::retrieve))
+        .route("/v1/batches/{id}/cancel", post(batches::cancel))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*id}", get(models::one))
+}
+
+/// The counted routes by which a stream resumes, too.
+fn responses_by_id() -> Router<Arc<Gateway>> {
+    Router::new().route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
+}
+
+/// The routes that need no model. Their requests still count in a tenant's quota.
+fn counted() -> Router<Arc<Gateway>> {
+    Router::new()
         .route("/v1/responses/{id}/input_items", get(responses::input_items))
         .route("/v1/chat/completions/{id}", get(replay::by_id))
         .route("/v1/completions/{id}", get(replay::by_id))
@@ -73,11 +83,14 @@ fn counted(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
         .route("/v1/feedback", post(feedback::create))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
-        .route_layer(from_fn_with_state(Arc::clone(gateway), access::count))
 }
 
 /// The generating routes, which take quota, for authenticated clients. Batches' requests use them as well.
 pub fn generating(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
+    of_models().route_layer(from_fn_with_state(Arc::clone(gateway), access::admit))
+}
+
+fn of_models() -> Router<Arc<Gateway>> {
     Router::new()
         .route("/v1/chat/completions", post(serve::serve::<Chat>))
         .route("/v1/completions", post(serve::serve::<Completions>))
@@ -86,7 +99,6 @@ pub fn generating(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
         .route("/v1/embeddings", post(embeddings::create))
         .route("/v1/rerank", post(rerank::create))
         .route("/v1/classify", post(classify::create))
-        .route_layer(from_fn_with_state(Arc::clone(gateway), access::admit))
 }
 
 /// The operators' routes. Where operators sign in, each needs a role; else reaching the port is enough.
@@ -162,7 +174,10 @@ fn finish(routes: Router<Arc<Gateway>>, gateway: Arc<Gateway>) -> Router {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::roles;
+    use crate::http::{
+        prices::{Price, TABLE},
+        roles,
+    };
     use std::collections::BTreeSet;
 
     /// The methods and paths of a router, which shows them only in its `Debug` form: for each route's number what it allows, then for each
@@ -192,5 +207,27 @@ mod tests {
         assert_eq!(found, roles::tests::routes());
         let another = all.route("/console/new", post(admin::create_key));
         assert!(routes(&another).contains(&("POST".into(), "/console/new".into())), "the test sees what is new");
+    }
+
+    #[test]
+    fn every_route_of_the_clients_port_has_its_price_in_the_table_and_the_table_no_other() {
+        for (price, group) in [
+            (Price::Nothing, everywhere().merge(no_sign_in())),
+            (Price::Key, keyed()),
+            (Price::Request, counted().merge(responses_by_id())),
+            (Price::Tokens, of_models()),
+        ] {
+            let rows = TABLE.iter().filter(|row| row.price == price);
+            assert!(rows.clone().all(|row| row.why.is_empty() == matches!(price, Price::Request | Price::Tokens)), "{price:?}");
+            let rows: BTreeSet<_> = rows.map(|row| (row.method.to_owned(), row.path.to_owned())).collect();
+            assert_eq!(routes(&group), rows, "{price:?}");
+        }
+        // A route that a function adds outside these groups would be in neither.
+        let (code, _) = include_str!("routes.rs").split_once("#[cfg(test)]").expect("this module is in it");
+        let groups =
+            [everywhere(), no_sign_in(), keyed(), counted(), responses_by_id(), of_models(), operators(), administration(), signing_in()];
+        let paths = groups.map(|group| routes(&group).into_iter().map(|(_, path)| path).collect::<BTreeSet<_>>().len());
+        let added = code.split(".route").skip(1).filter(|rest| rest.starts_with('(')).count();
+        assert_eq!(added, paths.iter().sum::<usize>());
     }
 }

@@ -1,7 +1,7 @@
 //! `/console/sign-in`, `/console/callback`, `/console/sign-out`, `/console/who`: operators with a browser. Where a sign-in ends is no
 //! parameter: always at the console.
 
-use super::parameters::Query;
+use super::{parameters::Query, server::Peer};
 use crate::{
     base::stamp::unix_seconds,
     metrics,
@@ -10,7 +10,7 @@ use crate::{
     serving::gateway::Gateway,
 };
 use axum::{
-    Json,
+    Extension, Json,
     extract::State,
     http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{AppendHeaders, IntoResponse, Response},
@@ -43,6 +43,7 @@ pub async fn begin(State(gateway): State<Arc<Gateway>>) -> Result<Response, ApiE
 /// `GET /console/callback`: the browser comes back from the identity provider.
 pub async fn callback(
     State(gateway): State<Arc<Gateway>>,
+    peer: Option<Extension<Peer>>,
     headers: HeaderMap,
     Query(returned): Query<Returned>,
 ) -> Result<Response, ApiError> {
@@ -58,14 +59,14 @@ pub async fn callback(
     }
     let code = code.ok_or_else(|| failed(Failed::Refused("it sent no code".into())))?;
     let document = operators.document().await?;
-    let permit = browsers.redeeming().ok_or_else(|| {
+    let place = browsers.redeeming(peer.map(|Extension(Peer(address))| address)).await.ok_or_else(|| {
         let message = "Too many operators sign in at this moment: begin again in a few seconds.";
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).retry_after(5)
     })?;
     let flow = Arc::clone(&browsers.flow);
     let redeemed = tokio::task::spawn_blocking(move || {
         let redeemed = flow.redeem(&document, &cookie, &code);
-        drop(permit);
+        drop(place);
         redeemed
     });
     let broken = |_| ApiError::internal("the sign-in broke off: please report this as a bug");

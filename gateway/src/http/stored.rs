@@ -8,6 +8,7 @@ use super::{
 };
 use crate::{
     base::memories::Facts,
+    context::Strategy,
     requests::error::ApiError,
     serving::gateway::{Gateway, encoding::Unread},
 };
@@ -54,7 +55,10 @@ impl Stored {
     pub async fn look_up(gateway: &Gateway, Named { conversation, memory, context: wish, question }: Named) -> Result<Self, ApiError> {
         let retrieves = conversation.is_some() && wish.is_some_and(|wish| wish.retrieves());
         let before = match conversation {
-            Some(conversation) => Some(before(gateway, conversation).await?),
+            Some(conversation) => {
+                let shortened = context::wanted(wish, gateway.context(), true)?.strategy != Strategy::None;
+                Some(before(gateway, conversation, shortened).await?)
+            }
             None => None,
         };
         let facts = if memory == Some(true) { Some(memories::facts(gateway).await?) } else { None };

@@ -480,6 +480,7 @@ mod tests {
             unhealthy: false,
             probe: None,
             seconds_since_heartbeat: 0.0,
+            reports: 1,
             assigned: 0,
             report: report.clone(),
             step_cost: None,

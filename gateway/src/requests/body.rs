@@ -3,21 +3,17 @@
 use crate::{
     base::{
         json,
+        line::LARGE_BYTES,
         shares::{Party, Pool, Refused, Share, Shares},
     },
     metrics,
-    requests::{
-        computing::{LARGE_BYTES, refusal},
-        error::ApiError,
-    },
+    requests::{computing::refusal, error::ApiError},
 };
 use axum::body::{Body, Bytes, HttpBody};
 use futures_util::StreamExt;
 use std::{ops::Deref, time::Duration};
 use tokio::time;
 
-/// The time limit for sending a body.
-const READ_MAX: Duration = Duration::from_secs(60);
 /// The step in which a body of unknown length takes its share.
 const STEP_BYTES: u64 = 64 << 10;
 /// The weight of each JSON value in a body, in bytes: parsed, the shortest takes hundreds of bytes, while texts take their length.
@@ -28,6 +24,8 @@ const VALUE_WEIGHT: usize = 8;
 pub struct Bodies {
     /// The maximum size of one body.
     bytes_max: usize,
+    /// The time within which one must have arrived.
+    read_max: Duration,
     pool: Pool,
 }
 
@@ -106,10 +104,10 @@ impl<T> Kept<T> {
 }
 
 impl Bodies {
-    /// Allows `bytes_max` for one body and `in_flight_max` for all of them together.
-    pub fn new(bytes_max: usize, in_flight_max: u64) -> Self {
+    /// Allows `bytes_max` and `read_max` for one body, and `in_flight_max` for all of them together.
+    pub fn new(bytes_max: usize, in_flight_max: u64, read_max: Duration) -> Self {
         let least = bytes_max as u64;
-        Self { bytes_max, pool: Pool::new(Shares::quarters(in_flight_max.max(least), least)) }
+        Self { bytes_max, read_max, pool: Pool::new(Shares::quarters(in_flight_max.max(least), least)) }
     }
 
     /// Reads a body, after taking its declared length from the sender's share.
@@ -120,8 +118,8 @@ impl Bodies {
         }
         let share = self.pool.take(party, size.lower()).map_err(refused)?;
         metrics::show_body_bytes(self.pool.used());
-        let read = time::timeout(READ_MAX, self.collect(body, share)).await;
-        read.unwrap_or_else(|_| Err(ApiError::too_slow(READ_MAX)))
+        let read = time::timeout(self.read_max, self.collect(body, share)).await;
+        read.unwrap_or_else(|_| Err(ApiError::too_slow(self.read_max)))
     }
 
     async fn collect(&self, body: Body, mut share: Share) -> Result<Whole, ApiError> {
@@ -160,8 +158,10 @@ mod tests {
     use futures_util::stream;
     use std::convert::Infallible;
 
+    const READ_MAX: Duration = Duration::from_secs(60);
+
     fn party(name: &str) -> Party {
-        Party::Tenant(name.into())
+        Party::Tenant { name: name.into(), shed: 0 }
     }
 
     fn chunked(chunks: &[&'static str]) -> Body {
@@ -171,7 +171,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_is_read_whole_whether_its_length_is_known_or_not() {
-        let bodies = Bodies::new(10, 1000);
+        let bodies = Bodies::new(10, 1000, READ_MAX);
         assert_eq!(&bodies.read(party("a"), Body::from("0123456789")).await.unwrap()[..], b"0123456789");
         assert_eq!(&bodies.read(party("a"), chunked(&["0123", "", "456789"])).await.unwrap()[..], b"0123456789");
         assert!(bodies.read(party("a"), Body::empty()).await.unwrap().is_empty());
@@ -183,7 +183,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_large_body_that_waits_is_parsed_again() {
-        let bodies = Bodies::new(1 << 20, 4 << 20);
+        let bodies = Bodies::new(1 << 20, 4 << 20, READ_MAX);
         let kept = async |body: String, waits| {
             let whole = bodies.read(party("a"), Body::from(body)).await.unwrap().counted().unwrap();
             Kept::new(whole, "kept", waits).with(|_| Ok("again"), Ok).unwrap()
@@ -197,7 +197,7 @@ mod tests {
 
     #[tokio::test]
     async fn bytes_count_from_the_head_until_the_body_is_dropped() {
-        let bodies = Bodies::new(100, 400);
+        let bodies = Bodies::new(100, 400, READ_MAX);
         let whole = bodies.read(party("flood"), Body::from(vec![b' '; 60])).await.unwrap();
         let refused = bodies.read(party("flood"), Body::from(vec![b' '; 60])).await.unwrap_err();
         assert_eq!(refused.status(), 429, "a quarter is the most");

@@ -1,20 +1,17 @@
 //! Threads for work on clients' data: parsing, rendering, tokenizing, serializing. The event loop only moves bytes, and hands over
 //! everything else, however short it is: the size of a body does not tell its cost.
 //!
-//! - `line`: the order of pieces of work
-//!
 //! A piece keeps its thread until it ends, even if its client has left: so there is never more work than threads. A piece whose client
 //! leaves before it starts is dropped, and a running one ends at its next [`checkpoint`].
 
-mod line;
-
 use crate::{
-    base::shares::{Party, Refused},
+    base::{
+        line::{Begun, Line, Stage},
+        shares::{Party, Refused},
+    },
     metrics,
     requests::error::ApiError,
 };
-use line::{Begun, Line};
-pub use line::{LARGE_BYTES, Stage};
 use parking_lot::{Condvar, Mutex};
 use std::{
     cell::RefCell,
@@ -28,6 +25,9 @@ use std::{
     thread,
 };
 use tokio::{runtime::Handle, sync::oneshot};
+
+/// The maximum number of waiting pieces of all parties.
+const WAITING_MAX: u64 = 4096;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -99,7 +99,7 @@ impl Computing {
     /// called, if any.
     pub fn start() -> Self {
         let threads = thread::available_parallelism().map_or(1, NonZero::get) + 1;
-        let state = State { line: Line::new(threads), idle: 0, over: false };
+        let state = State { line: Line::new(threads, WAITING_MAX), idle: 0, over: false };
         let shared = Arc::new(Shared { state: Mutex::new(state), more: Condvar::new() });
         for n in 0..threads {
             let (shared, runtime) = (Arc::clone(&shared), Handle::try_current().ok());
@@ -195,7 +195,7 @@ mod tests {
     };
 
     fn party(name: &str) -> Party {
-        Party::Tenant(name.into())
+        Party::Tenant { name: name.into(), shed: 0 }
     }
 
     #[tokio::test]

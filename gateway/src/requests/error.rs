@@ -169,6 +169,12 @@ impl ApiError {
         Self { param: Some(param.into()), retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
     }
 
+    /// Refuses messages that could not be rendered now.
+    pub fn not_rendered(reason: &str) -> Self {
+        let message = format!("The model's chat template could not be rendered at the moment: {reason}. Please try again.");
+        Self { retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
+    }
+
     pub fn no_room_to_replay() -> Self {
         let message = "There is no room to keep this stream's events at the moment, so that it cannot go on after `Last-Event-ID`.";
         Self { retry_after_s: Some(5), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
@@ -279,6 +285,7 @@ impl ApiError {
         let what = match resource {
             "bodies" => "bytes of request bodies on their way",
             "answers" => "bytes of stored items being sent",
+            "stored" => "bytes of stored items being read",
             "uploads" => "files being sent",
             "requests" => "requests at a time",
             _ => "requests being read",

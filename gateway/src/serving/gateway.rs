@@ -45,7 +45,10 @@ use crate::{
         replays::Replays,
         running::RunningResponses,
     },
-    store::{Owner, Store},
+    store::{
+        Owner,
+        access::{Access, SharedStore},
+    },
     tenants::{Caller, Tenants},
     text::TextModel,
     traces::Traces,
@@ -64,6 +67,7 @@ use std::{
 };
 use tidemill_cluster::{ClusterView, Rejection, class::Classes};
 use tidemill_proto::message::ModelKind;
+use tidemill_tenancy::tier::Tier;
 use tokio::sync::Semaphore;
 
 /// The maximum number of concurrent viewers of the cluster, each with a stream of its own.
@@ -79,6 +83,13 @@ pub struct ServedModel {
     pub name: String,
     pub text: TextModel,
     pub backend: Arc<dyn Backend>,
+}
+
+impl ServedModel {
+    /// The longest sequence that can run now, or else that the model allows.
+    fn context_tokens_max(&self) -> u32 {
+        self.backend.context_tokens().unwrap_or(self.text.config.context_tokens)
+    }
 }
 
 /// A handle to the gateway, bound to one model and one caller: [`select`](Self::select) binds it to a different model.
@@ -123,7 +134,8 @@ struct Shared {
     bodies: Bodies,
     /// Shares of the requests that are being read or answered.
     requests: Pool,
-    /// Shares of the bytes of stored items that are being sent.
+    store: SharedStore,
+    /// Shares of the bytes of stored items that are kept for a while: loaded, or being sent.
     answers: Pool,
     /// Shares of the files that are being uploaded.
     uploads: Pool,
@@ -237,9 +249,9 @@ impl Gateway {
         &*self.shared.settings.registry
     }
 
-    /// The store of responses and conversations.
-    pub fn store(&self) -> &dyn Store {
-        &*self.shared.settings.store
+    /// The store of responses and conversations, in turns with others.
+    pub fn store(&self) -> Access<'_> {
+        self.shared.store.access(self.party())
     }
 
     /// The directory in which all stores are that are files of this coordinator's own.
@@ -321,6 +333,17 @@ impl Gateway {
     /// The caller's tenant.
     pub fn tenant(&self) -> Option<&str> {
         self.caller.as_ref()?.tenant()
+    }
+
+    /// The tier of the caller's tenant; `None` if no key is needed.
+    pub fn tier(&self) -> Option<&Tier> {
+        self.caller.as_ref()?.tier().map(|tier| &**tier)
+    }
+
+    /// Whether the caller's ratings count in rollouts. Keys of the tier that is shed first cost nothing: their holders could have as many
+    /// votes as they like.
+    pub fn counts_in_rollouts(&self) -> bool {
+        self.tier().is_none_or(|tier| !tier.is_shed_first())
     }
 
     pub fn tenants(&self) -> &Arc<Tenants> {

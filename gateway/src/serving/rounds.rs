@@ -8,7 +8,7 @@ pub mod rounded;
 use super::answer::Answer;
 use crate::{
     dialog::{Dialog, Message, ToolCall, ToolChoice},
-    features::server_tools::{NotOffered, ServerTools},
+    features::server_tools::{NotOffered, ServerTools, permission::Asker},
     metrics::usage::Usage,
     requests::{error::ApiError, options::Options},
     serving::gateway::{Gateway, start::Start},
@@ -41,7 +41,8 @@ pub fn offered(gateway: &Gateway, names: &[String]) -> Result<Vec<Tool>, ApiErro
         return Ok(Vec::new());
     }
     let tools = gateway.server_tools().ok_or_else(|| ApiError::invalid("server_tools", "this server runs no tools"))?;
-    tools.offered(names).map_err(|reason| match reason {
+    let asker = Asker { tenant: gateway.tenant(), tier: gateway.tier() };
+    tools.offered(&asker, names).map_err(|reason| match reason {
         NotOffered::Unknown { .. } => ApiError::invalid("server_tools", reason.to_string()),
         NotOffered::NotYet(_) => ApiError::no_tools_yet(reason.to_string()),
     })
@@ -99,12 +100,12 @@ impl Rounds {
 /// Runs a round's calls, and returns their outputs.
 pub async fn run(gateway: &Gateway, calls: &[ToolCall]) -> Result<Vec<String>, ApiError> {
     let tools = gateway.server_tools().ok_or_else(|| ApiError::internal("the tools are gone: please report this as a bug"))?;
-    Ok(join_all(calls.iter().enumerate().map(|(place, call)| run_one(tools, place, call))).await)
+    Ok(join_all(calls.iter().enumerate().map(|(place, call)| run_one(tools, gateway.tenant(), place, call))).await)
 }
 
-async fn run_one(tools: &Arc<ServerTools>, place: usize, call: &ToolCall) -> String {
+async fn run_one(tools: &Arc<ServerTools>, tenant: Option<&str>, place: usize, call: &ToolCall) -> String {
     match place {
-        ..CALLS_MAX => tools.call(&call.name, call.arguments.clone()).await,
+        ..CALLS_MAX => tools.call(tenant, &call.name, call.arguments.clone()).await,
         _ => format!("error: at most {CALLS_MAX} calls run at a time"),
     }
 }

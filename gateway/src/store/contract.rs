@@ -4,7 +4,7 @@ mod server;
 
 use super::{
     Addition, Cut, Erasing, Held, Item, ItemPage, Kind, Limits, NewRecord, Owner, PAGE_BYTES_MAX, Page, Part, Record, RecordPage, Rewrite,
-    Store, StoreError, Summary, Totals, Whose,
+    Store, StoreError, Stored, Summary, Totals, Whose,
     postgres::{self, Postgres},
     sqlite::{self, Sqlite},
 };
@@ -61,6 +61,22 @@ fn body(id: &str) -> String {
 
 fn ids(items: &[Item]) -> String {
     items.iter().map(|item| item.id.as_str()).collect::<Vec<_>>().join(" ")
+}
+
+/// Calls without a bound.
+trait Whole {
+    fn load(&self, owner: &Owner, id: &str, part: Part) -> Stored<'_, Record>;
+    fn find(&self, owner: &Owner, ids: &[String]) -> Stored<'_, Vec<Item>>;
+}
+
+impl<S: Store + ?Sized> Whole for S {
+    fn load(&self, owner: &Owner, id: &str, part: Part) -> Stored<'_, Record> {
+        self.load_within(owner, id, part, u64::MAX)
+    }
+
+    fn find(&self, owner: &Owner, ids: &[String]) -> Stored<'_, Vec<Item>> {
+        self.find_within(owner, ids, u64::MAX)
+    }
 }
 
 async fn history(store: &dyn Store, id: &str, part: Part) -> Result<String, StoreError> {

@@ -5,21 +5,23 @@
 //! when it is back; this process need not be started after the server, nor restarted.
 //!
 //! - [`address`]: the server's address, and the encryption of connections
-//! - `indexes`: indexes that are made while the database is in use
+//! - `indexes`: indexes that are made while the database is in use; `sizes`: items that are found, and counted before they are read
 
 pub mod address;
 mod failed;
 mod indexes;
+mod sizes;
 mod writing;
 
 use super::{
-    AT_A_TIME, Addition, Erasing, Held, ITEM_OVERHEAD, Item, ItemPage, Kind, Limits, NewRecord, Owner, PAGE_BYTES_MAX, Page, Part,
-    RECORD_OVERHEAD, Record, RecordPage, Store, StoreError, Stored, Summary, Totals, Whose,
+    AT_A_TIME, Addition, Erasing, Held, ITEM_OVERHEAD, Item, ItemPage, Kind, Limits, NewRecord, Owner, Page, Part, RECORD_OVERHEAD, Record,
+    RecordPage, Store, StoreError, Stored, Summary, Totals, Whose, on_one_page,
 };
 pub use address::{Address, AddressError};
 use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime, Timeouts};
 use failed::{Failed, Outcome, missing, speakable};
 use futures_util::future::BoxFuture;
+use sizes::{bytes, numbers, size};
 use std::{path::PathBuf, sync::Arc, time::Duration};
 use tokio::{sync::OnceCell, time::timeout};
 use tokio_postgres::{Client, NoTls, Row, error::SqlState};
@@ -211,15 +213,16 @@ impl Store for Postgres {
         })
     }
 
-    fn load(&self, owner: &Owner, id: &str, part: Part) -> Stored<'_, Record> {
+    fn load_within(&self, owner: &Owner, id: &str, part: Part, bytes_max: u64) -> Stored<'_, Record> {
         let (owner, id) = (owner.clone(), id.to_owned());
         self.call(move |client, _| {
             let (owner, id) = (owner.clone(), id.clone());
             Box::pin(async move {
                 let reading = Reading::begin(client).await?;
                 let (record, history, outputs) = reading.record(&owner, &id).await?;
-                let range = part.range(history.len(), outputs);
-                Ok(Record { items: reading.items(&history[range]).await?, ..record })
+                let numbers = &history[part.range(history.len(), outputs)];
+                size(&reading.0, numbers).await?.check(bytes_max)?;
+                Ok(Record { items: reading.items(numbers).await?, ..record })
             })
         })
     }
@@ -250,16 +253,17 @@ impl Store for Postgres {
         })
     }
 
-    fn find(&self, owner: &Owner, ids: &[String]) -> Stored<'_, Vec<Item>> {
+    fn find_within(&self, owner: &Owner, ids: &[String], bytes_max: u64) -> Stored<'_, Vec<Item>> {
         let (owner, ids) = (owner.clone(), ids.to_vec());
-        self.call(move |client, _| {
+        self.call(move |client, limits| {
             let (owner, ids) = (owner.clone(), ids.clone());
             Box::pin(async move {
-                let ids: Vec<_> = ids.iter().map(|id| speakable(id)).collect::<Result<_, _>>()?;
-                let select = "SELECT id, body, tokens FROM tidemill.items WHERE owner = $1 AND id = ANY($2)";
-                let found: Vec<_> = client.query(select, &[&owner.0, &ids]).await?.iter().map(item).collect();
-                let find = |id: &&str| found.iter().find(|item| item.id == **id).cloned().ok_or_else(|| missing(id));
-                ids.iter().map(find).collect()
+                let reading = Reading::begin(client).await?;
+                let numbers = reading.numbers_of(&owner, &ids).await?;
+                let size = size(&reading.0, &numbers).await?;
+                size.check_history("the input", numbers.len(), limits)?;
+                size.check(bytes_max)?;
+                reading.items(&numbers).await
             })
         })
     }
@@ -390,6 +394,10 @@ impl Store for Postgres {
         })
     }
 
+    fn calls_at_a_time(&self) -> usize {
+        CONNECTIONS_MAX
+    }
+
     fn is_shared(&self) -> bool {
         true
     }
@@ -412,6 +420,12 @@ impl<'a> Reading<'a> {
         Ok((record(&row), row.get(6), row.get::<_, i64>(7) as usize))
     }
 
+    async fn numbers_of(&self, owner: &Owner, ids: &[String]) -> Outcome<Vec<i64>> {
+        let ids: Vec<_> = ids.iter().map(|id| speakable(id)).collect::<Result<_, _>>()?;
+        let select = "SELECT id, number FROM tidemill.items WHERE owner = $1 AND id = ANY($2)";
+        numbers(&ids, &self.0.query(select, &[&owner.0, &ids]).await?)
+    }
+
     async fn items(&self, numbers: &[i64]) -> Outcome<Vec<Item>> {
         let select = "SELECT items.id, items.body, items.tokens FROM unnest($1::BIGINT[]) WITH ORDINALITY AS place (item, place)
              JOIN tidemill.items ON items.number = place.item ORDER BY place.place";
@@ -421,11 +435,9 @@ impl<'a> Reading<'a> {
 
     /// Returns the first of these items, as many as fit on a page.
     async fn first_items(&self, numbers: &[i64]) -> Outcome<Vec<Item>> {
-        let select = "SELECT id, body, tokens FROM (
-                 SELECT items.id, items.body, items.tokens, place.place, sum(octet_length(items.body)) OVER (ORDER BY place.place) AS bytes
-                 FROM unnest($1::BIGINT[]) WITH ORDINALITY AS place (item, place) JOIN tidemill.items ON items.number = place.item) AS held
-             WHERE place = 1 OR bytes <= $2 ORDER BY place";
-        Ok(self.0.query(select, &[&numbers, &(PAGE_BYTES_MAX as i64)]).await?.iter().map(item).collect())
+        let sizes = "SELECT octet_length(items.body) FROM unnest($1::BIGINT[]) WITH ORDINALITY AS place (item, place)
+             JOIN tidemill.items ON items.number = place.item ORDER BY place.place";
+        self.items(&numbers[..on_one_page(bytes(&self.0.query(sizes, &[&numbers]).await?))]).await
     }
 
     async fn ids(&self, numbers: &[i64]) -> Outcome<Vec<String>> {
@@ -446,15 +458,16 @@ impl<'a> Reading<'a> {
             None => i64::MIN,
         };
         let (beyond, order) = if page.descending { ("<", "DESC") } else { (">", "ASC") };
-        let select = format!(
-            "SELECT id, body, used, messages, tokens, NULL::TEXT FROM tidemill.records WHERE owner = $1 AND kind = $2 AND number {beyond} $3
-             ORDER BY number {order} LIMIT $4"
-        );
-        let rows = self.0.query(&select, &[&owner.0, &(kind as i16), &after, &(page.limit.saturating_add(1) as i64)]).await?;
-        let mut records: Vec<_> = rows.iter().map(record).collect();
-        let has_more = records.len() > page.limit;
-        records.truncate(page.limit);
-        Ok(RecordPage { records, has_more })
+        let select = |columns: &str| {
+            format!(
+                "SELECT {columns} FROM tidemill.records WHERE owner = $1 AND kind = $2 AND number {beyond} $3 ORDER BY number {order} LIMIT $4"
+            )
+        };
+        let (sizes, records) = (select("octet_length(body)"), select("id, body, used, messages, tokens, NULL::TEXT"));
+        let sizes = self.0.query(&sizes, &[&owner.0, &(kind as i16), &after, &(page.limit.saturating_add(1) as i64)]).await?;
+        let fitting = on_one_page(bytes(&sizes)).min(page.limit);
+        let records = self.0.query(&records, &[&owner.0, &(kind as i16), &after, &(fitting as i64)]).await?;
+        Ok(RecordPage { records: records.iter().map(record).collect(), has_more: sizes.len() > fitting })
     }
 }
 

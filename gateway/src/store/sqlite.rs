@@ -4,9 +4,8 @@
 //! moments. Only one process at a time can use the file: it holds the lock from opening to end.
 
 use super::{
-    ALWAYS, AT_A_TIME, Addition, Erasing, HISTORY_ITEMS_MAX, Held, ITEM_OVERHEAD, Item, ItemPage, Kind, Limits, NewRecord, Owner,
-    PAGE_BYTES_MAX, Page, Part, RECORD_OVERHEAD, Record, RecordPage, Rewrite, Store, StoreError, Stored, Summary, Totals, Whose,
-    note_evicted,
+    ALWAYS, AT_A_TIME, Addition, Erasing, Held, ITEM_OVERHEAD, Item, ItemPage, Kind, Limits, NewRecord, Owner, Page, Part, RECORD_OVERHEAD,
+    Record, RecordPage, Rewrite, Size, Store, StoreError, Stored, Summary, Totals, Whose, note_evicted, on_one_page,
 };
 use crate::base::room::Shares;
 use rusqlite::{
@@ -256,12 +255,13 @@ impl Store for Sqlite {
         self.call(move |database| database.write(Some(&owner), |writing| writing.put(&owner, record, now)))
     }
 
-    fn load(&self, owner: &Owner, id: &str, part: Part) -> Stored<'_, Record> {
+    fn load_within(&self, owner: &Owner, id: &str, part: Part, bytes_max: u64) -> Stored<'_, Record> {
         let (owner, id) = (owner.clone(), id.to_owned());
         self.call(move |database| {
             let (record, history, outputs) = database.record(&owner, &id)?;
-            let range = part.range(history.len(), outputs);
-            Ok(Record { items: database.items(&history[range])?, ..record })
+            let numbers = &history[part.range(history.len(), outputs)];
+            size(&database.connection, numbers)?.check(bytes_max)?;
+            Ok(Record { items: database.items(numbers)?, ..record })
         })
     }
 
@@ -284,12 +284,14 @@ impl Store for Sqlite {
         self.call(move |database| database.list(&owner, kind, &page))
     }
 
-    fn find(&self, owner: &Owner, ids: &[String]) -> Stored<'_, Vec<Item>> {
+    fn find_within(&self, owner: &Owner, ids: &[String], bytes_max: u64) -> Stored<'_, Vec<Item>> {
         let (owner, ids) = (owner.clone(), ids.to_vec());
         self.call(move |database| {
-            let mut select = database.connection.prepare_cached("SELECT id, body, tokens FROM items WHERE owner = ?1 AND id = ?2")?;
-            let find = |id: String| select.query_row(params![owner.0, id], item).optional()?.ok_or(StoreError::NotFound(id));
-            ids.into_iter().map(find).collect()
+            let numbers = numbers_of(&database.connection, &owner, &ids)?;
+            let size = size(&database.connection, &numbers)?;
+            size.check_history("the input", numbers.len(), database.limits)?;
+            size.check(bytes_max)?;
+            database.items(&numbers)
         })
     }
 
@@ -365,6 +367,11 @@ impl Store for Sqlite {
         let (answer, answered) = oneshot::channel();
         let copied = self.answer(Call::Copy { to, answer }, answered, COPY_MAX);
         Box::pin(async move { copied.await.map(|()| true) })
+    }
+
+    /// One that its thread works on, and the next.
+    fn calls_at_a_time(&self) -> usize {
+        2
     }
 
     fn owners(&self, whose: &Whose, after: Option<String>, limit: usize) -> Stored<'_, Vec<Owner>> {
@@ -489,15 +496,18 @@ impl Database {
             None => i64::MIN,
         };
         let (beyond, order) = if page.descending { ("<", "DESC") } else { (">", "ASC") };
-        let mut select = self.connection.prepare_cached(&format!(
-            "SELECT id, body, used, messages, tokens, NULL FROM records WHERE owner = ?1 AND kind = ?2 AND number {beyond} ?3
-             ORDER BY number {order} LIMIT ?4",
-        ))?;
-        let records = select.query_map(params![owner.0, kind, after, page.limit.saturating_add(1) as i64], record)?;
-        let mut records = records.collect::<Result<Vec<_>, _>>()?;
-        let has_more = records.len() > page.limit;
-        records.truncate(page.limit);
-        Ok(RecordPage { records, has_more })
+        let select = |columns: &str| {
+            self.connection.prepare_cached(&format!(
+                "SELECT {columns} FROM records WHERE owner = ?1 AND kind = ?2 AND number {beyond} ?3 ORDER BY number {order} LIMIT ?4",
+            ))
+        };
+        let mut sizes = select("octet_length(body)")?;
+        let sizes = sizes.query_map(params![owner.0, kind, after, page.limit.saturating_add(1) as i64], |row| row.get(0))?;
+        let sizes = sizes.collect::<Result<Vec<u64>, _>>()?;
+        let (count, fitting) = (sizes.len(), on_one_page(sizes).min(page.limit));
+        let mut select = select("id, body, used, messages, tokens, NULL")?;
+        let records = select.query_map(params![owner.0, kind, after, fitting as i64], record)?.collect::<Result<Vec<_>, _>>()?;
+        Ok(RecordPage { records, has_more: count > fitting })
     }
 
     fn items(&self, numbers: &[i64]) -> Outcome<Vec<Item>> {
@@ -511,13 +521,11 @@ impl Database {
 
     /// Returns the first of these items, as many as fit on a page.
     fn first_items(&self, numbers: &[i64]) -> Outcome<Vec<Item>> {
-        let mut select = self.connection.prepare_cached(
-            "SELECT id, body, tokens FROM (
-                 SELECT items.id, items.body, items.tokens, place.key AS place, sum(octet_length(items.body)) OVER (ORDER BY place.key) AS bytes
-                 FROM json_each(?1) AS place JOIN items ON items.number = place.value)
-             WHERE place = 0 OR bytes <= ?2 ORDER BY place",
+        let mut sizes = self.connection.prepare_cached(
+            "SELECT octet_length(items.body) FROM json_each(?1) AS place JOIN items ON items.number = place.value ORDER BY place.key",
         )?;
-        Ok(select.query_map(params![list(numbers), PAGE_BYTES_MAX], item)?.collect::<Result<Vec<_>, _>>()?)
+        let sizes = sizes.query_map([list(numbers)], |row| row.get(0))?.collect::<Result<Vec<u64>, _>>()?;
+        self.items(&numbers[..on_one_page(sizes)])
     }
 
     fn ids(&self, numbers: &[i64]) -> Outcome<Vec<String>> {
@@ -557,6 +565,28 @@ fn numbers(list: &str) -> Outcome<Vec<i64>> {
     serde_json::from_str(list).map_err(|error| StoreError::Failed(format!("a history cannot be read: {error}")))
 }
 
+/// The numbers of stored items.
+fn numbers_of(connection: &Connection, owner: &Owner, ids: &[String]) -> Outcome<Vec<i64>> {
+    let mut select = connection.prepare_cached("SELECT number FROM items WHERE owner = ?1 AND id = ?2")?;
+    let number = |id: &String| {
+        let number = select.query_row(params![owner.0, id], |row| row.get(0)).optional()?;
+        number.ok_or_else(|| StoreError::NotFound(id.clone()))
+    };
+    ids.iter().map(number).collect()
+}
+
+/// The size of items, whose bodies are not read for that.
+fn size(connection: &Connection, numbers: &[i64]) -> Outcome<Size> {
+    if numbers.is_empty() {
+        return Ok(Size::default());
+    }
+    let mut select = connection.prepare_cached(
+        "SELECT sum(octet_length(items.body)), coalesce(sum(items.tokens) FILTER (WHERE items.id NOT GLOB 'rs_*'), 0)
+         FROM json_each(?1) AS place JOIN items ON items.number = place.value",
+    )?;
+    Ok(select.query_row([list(numbers)], |row| Ok(Size { bytes: row.get::<_, Option<u64>>(0)?.unwrap_or(0), tokens: row.get(1)? }))?)
+}
+
 /// A transaction, which is rolled back unless it is committed.
 struct Writing<'a> {
     transaction: Transaction<'a>,
@@ -566,16 +596,13 @@ struct Writing<'a> {
 impl Writing<'_> {
     fn put(&self, owner: &Owner, record: NewRecord, now: u64) -> Outcome<()> {
         let NewRecord { id, kind, body, earlier, items, outputs, conversation } = record;
-        let mut history = self.numbers_of(owner, &earlier)?;
+        let mut history = numbers_of(&self.transaction, owner, &earlier)?;
         let new = self.insert_items(owner, &items)?;
         history.extend(&new);
-        if history.len() > HISTORY_ITEMS_MAX {
-            return Err(StoreError::TooLong { id });
-        }
         if let Some((conversation, body)) = conversation {
             self.append(owner, &conversation, &new, &Addition { body, ..Addition::default() }, now)?;
         }
-        self.check_bytes(&id, &history)?;
+        size(&self.transaction, &history)?.check_history(&id, history.len(), self.limits)?;
         let history = list(&history);
         self.transaction.execute(
             "INSERT INTO records (owner, id, used, body, history, outputs, kind, created) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
@@ -587,22 +614,13 @@ impl Writing<'_> {
         self.use_items(&history)
     }
 
-    fn numbers_of(&self, owner: &Owner, ids: &[String]) -> Outcome<Vec<i64>> {
-        let mut select = self.transaction.prepare_cached("SELECT number FROM items WHERE owner = ?1 AND id = ?2")?;
-        let number = |id: &String| {
-            let number = select.query_row(params![owner.0, id], |row| row.get(0)).optional()?;
-            number.ok_or_else(|| StoreError::NotFound(id.clone()))
-        };
-        ids.iter().map(number).collect()
-    }
-
     fn insert_items(&self, owner: &Owner, items: &[Item]) -> Outcome<Vec<i64>> {
         let mut insert =
             self.transaction.prepare_cached("INSERT OR IGNORE INTO items (owner, id, body, tokens) VALUES (?1, ?2, ?3, ?4)")?;
         for item in items {
             insert.execute(params![owner.0, item.id, item.body, item.tokens])?;
         }
-        self.numbers_of(owner, &items.iter().map(|item| item.id.clone()).collect::<Vec<_>>())
+        numbers_of(&self.transaction, owner, &items.iter().map(|item| item.id.clone()).collect::<Vec<_>>())
     }
 
     fn use_items(&self, history: &str) -> Outcome<()> {
@@ -646,10 +664,7 @@ impl Writing<'_> {
         };
         self.forget_summary(number, history.len())?;
         history.extend(items);
-        if history.len() > HISTORY_ITEMS_MAX {
-            return Err(StoreError::TooLong { id: id.to_owned() });
-        }
-        self.check_bytes(id, &history)?;
+        size(&self.transaction, &history)?.check_history(id, history.len(), self.limits)?;
         self.use_items(&list(items))?;
         self.transaction.execute("UPDATE records SET history = ?2, used = ?3 WHERE number = ?1", params![number, list(&history), now])?;
         self.count(number)?;
@@ -661,7 +676,7 @@ impl Writing<'_> {
 
     fn remove(&self, owner: &Owner, id: &str, item: &str) -> Outcome<()> {
         let (record, history) = self.history(owner, id)?;
-        let number = self.numbers_of(owner, &[item.to_owned()])?[0];
+        let number = numbers_of(&self.transaction, owner, &[item.to_owned()])?[0];
         let first = history.iter().position(|&place| place == number).ok_or_else(|| StoreError::NotFound(item.to_owned()))?;
         self.forget_summary(record, first)?;
         let (gone, left): (Vec<_>, Vec<_>) = history.into_iter().partition(|&place| place == number);
@@ -778,14 +793,6 @@ impl Writing<'_> {
         ))?;
         let numbers = select.query_map(params![tenant, ALWAYS], |row| row.get(0))?.collect::<Result<Vec<_>, _>>()?;
         Ok(numbers.first().copied().filter(|_| !but_the_newest || numbers.len() == 2))
-    }
-
-    fn check_bytes(&self, id: &str, history: &[i64]) -> Outcome<()> {
-        let mut select = self.transaction.prepare_cached(
-            "SELECT coalesce(sum(octet_length(items.body)), 0) FROM json_each(?1) AS place JOIN items ON items.number = place.value",
-        )?;
-        let (bytes, max): (u64, _) = (select.query_row([list(history)], |row| row.get(0))?, self.limits.history_bytes);
-        if bytes > max { Err(StoreError::TooLarge { id: id.to_owned(), max }) } else { Ok(()) }
     }
 
     /// Returns the size in use, without free pages, which are reused before the file grows.

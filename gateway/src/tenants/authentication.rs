@@ -1,7 +1,12 @@
 //! The ways to authenticate: keys, and an identity provider's signed tokens. A further way (such as client certificates) is a variant of
 //! [`Credential`], a field of [`Authentication`], and its branches in this file.
 
-use crate::{batch::life::Sender, metrics, requests::error::ApiError};
+use crate::{
+    base::shares::{Party, Pool, Shares},
+    batch::life::Sender,
+    metrics,
+    requests::error::ApiError,
+};
 use parking_lot::RwLock;
 use tidemill_tenancy::{
     directory::{Directory, Principal},
@@ -24,16 +29,21 @@ impl<'a> Credential<'a> {
     }
 }
 
+/// The maximum number of requests that wait for a provider's new keys.
+const WAITING_MAX: u64 = 256;
+
 /// The records and keys for verifying credentials. Times are in Unix seconds.
 #[derive(Debug)]
 pub(super) struct Authentication {
     pub(super) directory: RwLock<Directory>,
     jwt: Option<Verifier>,
+    /// Places of requests that wait for a provider's new keys: anybody can name one that is unknown.
+    waiting: Pool,
 }
 
 impl Authentication {
     pub(super) fn new(directory: Directory, jwt: Option<Verifier>) -> Self {
-        Self { directory: RwLock::new(directory), jwt }
+        Self { directory: RwLock::new(directory), jwt, waiting: Pool::new(Shares::quarters(WAITING_MAX, 0)) }
     }
 
     /// Whether a credential exists or existed, of any kind.
@@ -41,23 +51,30 @@ impl Authentication {
         self.jwt.is_some() || self.directory.read().has_keys()
     }
 
-    /// Returns the credential's owner.
-    pub(super) async fn verify(&self, now: u64, sent: &str) -> Result<Principal, ApiError> {
+    /// Returns the owner of a credential that this party has sent.
+    pub(super) async fn verify(&self, now: u64, party: Party, sent: &str) -> Result<Principal, ApiError> {
         match Credential::parse(sent).ok_or_else(ApiError::wrong_key)? {
             Credential::Key(secret) => self.directory.read().authenticate(now, &secret).ok_or_else(ApiError::wrong_key),
-            Credential::Token(token) => self.verify_token(now, token).await,
+            Credential::Token(token) => self.verify_token(now, party, token).await,
         }
     }
 
-    async fn verify_token(&self, now: u64, token: &str) -> Result<Principal, ApiError> {
+    async fn verify_token(&self, now: u64, party: Party, token: &str) -> Result<Principal, ApiError> {
         let jwt = self.jwt.as_ref().ok_or_else(ApiError::wrong_key)?;
         let mut verified = jwt.verify(now, token);
-        if let (Err(Invalid::Key), Some(arrived)) = (&verified, jwt.new_keys()) {
+        if let (Err(Invalid::Key), Ok(_place)) = (&verified, self.waiting.take(party, 1))
+            && let Some(arrived) = jwt.new_keys()
+        {
             arrived.await;
             verified = jwt.verify(now, token);
         }
         let principal = verified.map_err(|invalid| ApiError::wrong_token(&invalid.to_string()))?;
-        Ok(Principal { tenant_limits: self.limits_of(&principal.tenant), ..principal })
+        Ok(self.with_limits(principal))
+    }
+
+    /// Gives a principal the limits that its tenant has here.
+    pub(super) fn with_limits(&self, principal: Principal) -> Principal {
+        Principal { tenant_limits: self.limits_of(&principal.tenant), ..principal }
     }
 
     /// Returns the principal of a batch's sender, in its current state. The error is the reason why its credential is no longer valid.

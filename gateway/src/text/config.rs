@@ -6,12 +6,14 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 use std::{
     collections::BTreeMap,
-    fs,
-    io::ErrorKind,
+    io::{self, ErrorKind},
     ops::{Bound, RangeBounds, RangeInclusive},
     path::Path,
 };
-use tidemill_proto::message::{IdentityKeys, ModelIdentity};
+use tidemill_proto::{
+    files::{SETTINGS_BYTES_MAX, read_at_most},
+    message::{IdentityKeys, ModelIdentity},
+};
 
 #[derive(Clone, Debug, Default)]
 pub struct ModelConfig {
@@ -168,7 +170,7 @@ fn content(token: Option<Value>) -> Option<String> {
 }
 
 fn required<T: DeserializeOwned>(path: &Path) -> Result<T, ModelError> {
-    let text = fs::read_to_string(path).map_err(|source| ModelError::File { path: path.to_owned(), source })?;
+    let text = read(path).map_err(|source| ModelError::File { path: path.to_owned(), source })?;
     parse(path, &text)
 }
 
@@ -177,11 +179,16 @@ fn optional<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, ModelError> {
 }
 
 fn read_optional(path: &Path) -> Result<Option<String>, ModelError> {
-    match fs::read_to_string(path) {
+    match read(path) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(source) => Err(ModelError::File { path: path.to_owned(), source }),
     }
+}
+
+fn read(path: &Path) -> io::Result<String> {
+    let bytes = read_at_most(path, SETTINGS_BYTES_MAX)?;
+    String::from_utf8(bytes).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
 }
 
 fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, ModelError> {
@@ -195,7 +202,7 @@ mod tests {
     fn load(files: &[(&str, &str)]) -> Result<ModelConfig, ModelError> {
         let dir = tempfile::tempdir().unwrap();
         for (name, text) in files {
-            fs::write(dir.path().join(name), text).unwrap();
+            std::fs::write(dir.path().join(name), text).unwrap();
         }
         ModelConfig::load(dir.path())
     }
@@ -248,5 +255,13 @@ mod tests {
         assert!(error.contains("generation_config.json") && error.contains("`temperature` is -5"), "{error}");
         let error = load(&[("config.json", r#"{"vocab_size": 10}"#)]).unwrap_err().to_string();
         assert!(error.contains("max_position_embeddings"), "{error}");
+        let config = r#"{"vocab_size": 4000000000, "hidden_size": 8, "num_hidden_layers": 1, "max_position_embeddings": 64}"#;
+        let error = load(&[("config.json", config)]).unwrap_err().to_string();
+        assert!(error.contains("vocab_size is 4000000000"), "{error}");
+        let endless = " ".repeat(SETTINGS_BYTES_MAX as usize + 1);
+        for name in ["config.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"] {
+            let error = load(&[CONFIG, (name, &endless)]).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains("more than the"), "{error}");
+        }
     }
 }

@@ -1,25 +1,30 @@
 //! Chat messages to text, as `apply_chat_template` of Hugging Face's transformers renders them (`chat_template_utils.py` there): the same
 //! Jinja settings, the same extra functions, Python's way to print values.
 //!
-//! - `source`: features of Jinja2 that MiniJinja lacks, rewritten
+//! - `content`: a template's text, its input, its errors; `engine`: a compiled template; `source`: features of Jinja2 that MiniJinja lacks, rewritten
 //! - `python`: printing, tests and methods of values; `json`: `tojson`
 //! - `takes`: the forms of messages that a template accepts; `probe`: how they are detected
+//! - `plain`: templates that can do no harm
+//!
+//! Templates come with models, and whoever has made a model is not trusted: fuel bounds a template's instructions, but neither the bytes nor the
+//! depth of what they make. So a coordinator compiles and renders them in a [`Confinement`] process, where none costs more than its request. Plain
+//! ones with short input are rendered here, which spares most requests of chats the way there and back.
 
+mod content;
+mod engine;
 pub(crate) mod json;
+mod plain;
 mod probe;
 mod python;
 mod source;
 pub(crate) mod takes;
 
 use super::config::ModelConfig;
-use minijinja::{Environment, Error, ErrorKind, Value, context, syntax::SyntaxConfig};
-use std::{
-    collections::BTreeMap,
-    panic::{AssertUnwindSafe, catch_unwind},
-    time::SystemTime,
-};
+pub use content::{ChatInput, OUTPUT_BYTES_MAX, TemplateError, TemplateText};
+use engine::Engine;
+use serde::{Deserialize, Serialize};
+use std::{fmt, sync::Arc, time::SystemTime};
 use takes::Takes;
-use time::{OffsetDateTime, format_description::parse_strftime_borrowed};
 
 /// The maximum number of instructions of one rendering: some hundred per message of the longest chat that fits a request.
 const FUEL: u64 = 20_000_000;
@@ -30,64 +35,81 @@ pub const RENDERS: &str = "tidemill::template";
 /// Fuel for a dialog of a few words that tests the template.
 const FUEL_TO_TRY: u64 = 200_000;
 
+/// The facts about a template for which it must be compiled.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Facts {
+    takes: Takes,
+    is_plain: bool,
+}
+
+/// A process with limits, in which templates are compiled and rendered. A template that reaches a limit costs the one call.
+pub trait Confinement: fmt::Debug + Send + Sync {
+    /// Compiles a template. Returns the number by which it is rendered.
+    fn load(&self, text: TemplateText) -> Result<(usize, Facts), TemplateError>;
+
+    /// Does a [`Rendering`], given as JSON.
+    fn render(&self, template: usize, rendering: &[u8]) -> Result<String, TemplateError>;
+}
+
 #[derive(Debug)]
 pub struct ChatTemplate {
-    env: Environment<'static>,
-    source: String,
-    specials: Vec<(&'static str, String)>,
+    text: TemplateText,
     takes: Takes,
+    place: Place,
 }
 
-/// The input of a template.
-#[derive(Debug, Default)]
-pub struct ChatInput {
-    pub messages: Vec<Value>,
-    pub tools: Option<Vec<Value>>,
-    pub add_generation_prompt: bool,
-    /// More variables: the request's `chat_template_kwargs`.
-    pub kwargs: BTreeMap<String, Value>,
+/// The place where a template is rendered.
+#[derive(Debug)]
+enum Place {
+    Here(Engine),
+    There {
+        process: Arc<dyn Confinement>,
+        number: usize,
+        /// A plain template, which is rendered here if its input is short.
+        plain: Option<Engine>,
+    },
 }
 
-/// An error of a template: it does not compile, or refuses these messages.
-#[derive(Debug, thiserror::Error)]
-#[error("chat template: {0}")]
-pub struct TemplateError(String);
+/// A rendering that a confined process is asked for.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Rendering {
+    input: ChatInput,
+    now: SystemTime,
+}
 
-const TOO_LONG: &str = "rendering these messages takes too long";
-
-impl TemplateError {
-    /// Whether the error is about the number of messages, rather than their form.
-    pub(crate) fn is_too_long(&self) -> bool {
-        self.0 == TOO_LONG
+impl TemplateText {
+    /// Compiles the template in this process.
+    pub fn compiled(self) -> Result<ChatTemplate, TemplateError> {
+        let mut template =
+            ChatTemplate { place: Place::Here(Engine::new(&self)?.with_fuel(FUEL_TO_TRY)), takes: Takes::default(), text: self };
+        template.takes = Takes::found(&template);
+        template.place = Place::Here(Engine::new(&template.text)?.with_fuel(FUEL));
+        Ok(template)
     }
 }
 
 impl ChatTemplate {
+    /// A template that is compiled and rendered in this process.
     pub fn new(source: String, config: &ModelConfig) -> Result<Self, TemplateError> {
-        let mut env = Environment::new();
-        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        env.set_syntax(syntax.map_err(|e| TemplateError(e.to_string()))?);
-        env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-        python::install(&mut env);
-        env.set_fuel(Some(FUEL));
-        env.add_filter("tojson", json::to_json);
-        env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, message))
-        });
-        let adapted = source::adapted(&source).map_err(TemplateError)?;
-        env.add_template_owned("chat", adapted).map_err(|e| TemplateError(describe(&e)))?;
-        let specials = [
-            ("bos_token", &config.bos_token),
-            ("eos_token", &config.eos_token),
-            ("unk_token", &config.unk_token),
-            ("pad_token", &config.pad_token),
-        ];
-        let specials = specials.into_iter().filter_map(|(name, token)| Some((name, token.clone()?))).collect();
-        let mut template = Self { env, source, specials, takes: Takes::default() };
-        template.env.set_fuel(Some(FUEL_TO_TRY));
-        template.takes = Takes::found(&template);
-        template.env.set_fuel(Some(FUEL));
-        Ok(template)
+        TemplateText::new(source, config).compiled()
+    }
+
+    /// A template that is compiled and rendered in a confined process.
+    pub fn within(source: String, config: &ModelConfig, process: Arc<dyn Confinement>) -> Result<Self, TemplateError> {
+        let text = TemplateText::new(source, config);
+        let (number, Facts { takes, is_plain }) = process.load(text.clone()).map_err(|error| match error {
+            TemplateError::TooMuch => {
+                TemplateError::Refused("compiling it, and rendering a few words, takes too much time or memory".into())
+            }
+            error => error,
+        })?;
+        let plain = if is_plain { Some(Engine::new(&text)?.with_fuel(plain::FUEL)) } else { None };
+        Ok(Self { text, takes, place: Place::There { process, number, plain } })
+    }
+
+    /// The facts that a confined process reports.
+    pub fn facts(&self) -> Facts {
+        Facts { takes: self.takes.clone(), is_plain: plain::is_plain(&self.text) }
     }
 
     /// Returns the forms of dialogs that the template accepts.
@@ -97,51 +119,46 @@ impl ChatTemplate {
 
     /// Whether the template's own text contains this.
     pub fn mentions(&self, text: &str) -> bool {
-        self.source.contains(text)
+        self.text.source.contains(text)
     }
 
     pub fn source(&self) -> &str {
-        &self.source
+        &self.text.source
     }
 
     pub fn render(&self, input: ChatInput, now: SystemTime) -> Result<String, TemplateError> {
-        let ChatInput { messages, tools, add_generation_prompt, kwargs } = input;
-        let strftime_now = Value::from_function(move |format: String| strftime(now, &format));
-        let specials = Value::from_pairs(self.specials.iter().map(|(name, token)| (*name, Value::from(token.as_str()))));
-        let base = context! {
-            messages, tools, add_generation_prompt, strftime_now,
-            documents => Value::from(()),
-            ..specials
+        let rendered = match &self.place {
+            Place::Here(engine) => engine.render(input, now),
+            Place::There { process, number, plain } => {
+                let rendering = Rendering { input, now };
+                let json = serde_json::to_vec(&rendering).map_err(|error| TemplateError::Refused(error.to_string()))?;
+                let engine = plain.as_ref().filter(|_| json.len() <= plain::BYTES_MAX);
+                match engine.map(|engine| engine.render(rendering.input, now)) {
+                    // Its process has more fuel.
+                    None | Some(Err(TemplateError::TooLong)) => process.render(*number, &json),
+                    Some(rendered) => rendered,
+                }
+            }
         };
-        let all = context! { ..Value::from(kwargs), ..base };
-        let template = self.env.get_template("chat").map_err(|e| TemplateError(describe(&e)))?;
-        // The library panics on some slices. No state of ours is changed meanwhile, and its environment is only read.
-        let rendered = catch_unwind(AssertUnwindSafe(|| template.render(all)));
-        let rendered = rendered.map_err(|_| TemplateError("it broke the template engine: please report this as a bug".into()))?;
         #[cfg(feature = "shell")]
         tracing::trace!(target: RENDERS, bytes = rendered.as_ref().map_or(0, String::len), "a prompt is rendered");
-        rendered.map_err(|e| TemplateError(describe(&e)))
+        rendered
     }
-}
 
-fn describe(error: &Error) -> String {
-    match (error.kind(), error.detail()) {
-        (ErrorKind::OutOfFuel, _) => TOO_LONG.into(),
-        (ErrorKind::InvalidOperation, Some(detail)) => detail.to_owned(),
-        _ => error.to_string(),
+    /// Renders what a confined process is asked for, as JSON.
+    pub fn answer(&self, rendering: &[u8]) -> Result<String, TemplateError> {
+        let mut json = serde_json::Deserializer::from_slice(rendering);
+        // The depth of clients' bodies is bounded where they are read.
+        json.disable_recursion_limit();
+        let rendering = Rendering::deserialize(&mut json).map_err(|error| TemplateError::Unavailable(error.to_string()))?;
+        self.render(rendering.input, rendering.now)
     }
-}
-
-/// Formats dates in UTC.
-fn strftime(now: SystemTime, format: &str) -> Result<String, Error> {
-    let invalid = |reason: String| Error::new(ErrorKind::InvalidOperation, format!("strftime_now({format:?}): {reason}"));
-    let description = parse_strftime_borrowed(format).map_err(|e| invalid(e.to_string()))?;
-    OffsetDateTime::from(now).format(&description).map_err(|e| invalid(e.to_string()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use minijinja::Value;
     use std::time::Duration;
 
     fn render(source: &str, message: serde_json::Value) -> Result<String, TemplateError> {

@@ -119,7 +119,7 @@ mod tests {
     use std::thread;
 
     fn party(name: &str) -> Party {
-        Party::Tenant(name.into())
+        Party::Tenant { name: name.into(), shed: 0 }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A cluster whose workers run on the stand-in: disaggregated against decode alone, blocks copied by devices and by the
 //! host, damaged blocks, preemption, a crash, memory that is used up, a device that fails in the middle of a step.
 
-use crate::standin::{Standin, library, repository, told};
+use crate::standin::{Standin, kept, repository, told};
 use std::{path::PathBuf, process::Command};
 
 /// The programs that Cargo has built beside this one.
@@ -20,7 +20,7 @@ fn compared(standin: &Standin, way: &str, flags: &[&str]) -> serde_json::Value {
     command.args(["--", "--kv-memory", "8MiB", "--step-tokens", "128", "--sequences-max", "8", "--threads", "1"]).args(flags);
     standin.prepare(&mut command);
     // Workers keep compiled kernels in the user's cache.
-    command.env("HOME", library().with_file_name("gpu-standin-home"));
+    command.env("HOME", kept("home"));
     let output = command.output().expect("python3");
     let text = told(&output);
     assert!(output.status.success(), "{way}:\n{text}");

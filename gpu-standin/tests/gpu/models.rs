@@ -1,5 +1,4 @@
-//! Sampling against the CPU's, and tiny checkpoints' greedy tokens against references, handed over from one executor to
-//! another.
+//! Sampling against the CPU's, and tiny checkpoints' greedy tokens against references, handed over from one executor to another.
 
 use crate::standin::{Standin, cache, repository};
 use std::{fs, os::unix::fs::symlink};
@@ -11,15 +10,85 @@ fn sampling_matches_the_cpus() {
     print!("{}", Standin::new("arch=90").passes("models::sampling"));
 }
 
-/// Every checkpoint is checked by this test or by the next: one thread takes longer for all of them than another for the rest of this file.
+macro_rules! checkpoints {
+    ($($test:ident = $name:literal,)+) => {
+        const CHECKPOINTS: &[&str] = &[$($name),+];
+
+        mod checkpoints_match_their_references {
+            $(
+                #[test]
+                fn $test() {
+                    super::matches_its_reference($name);
+                }
+            )+
+        }
+    };
+}
+
+checkpoints! {
+    cohere2 = "cohere2",
+    deepseek_v2 = "deepseek-v2",
+    deepseek_v3 = "deepseek-v3",
+    exaone4 = "exaone4",
+    fp8_blocks = "fp8-blocks",
+    fp8_channel = "fp8-channel",
+    fp8_fbgemm = "fp8-fbgemm",
+    fp8_tensor = "fp8-tensor",
+    gemma2 = "gemma2",
+    gemma3 = "gemma3",
+    glm4 = "glm4",
+    glm4_moe = "glm4-moe",
+    gpt_oss = "gpt-oss",
+    gpt_oss_mxfp4 = "gpt-oss-mxfp4",
+    granite = "granite",
+    int4_awq = "int4-awq",
+    int4_gptq = "int4-gptq",
+    int4_gptq_v2 = "int4-gptq-v2",
+    int4_packed = "int4-packed",
+    lfm2 = "lfm2",
+    llama = "llama",
+    llama3 = "llama3",
+    minimax_m2 = "minimax-m2",
+    ministral3 = "ministral3",
+    mistral = "mistral",
+    mixtral = "mixtral",
+    olmo2 = "olmo2",
+    olmo3 = "olmo3",
+    phi3 = "phi3",
+    prose = "prose",
+    qwen2 = "qwen2",
+    qwen2_moe = "qwen2-moe",
+    qwen3 = "qwen3",
+    qwen3_5 = "qwen3-5",
+    qwen3_5_moe = "qwen3-5-moe",
+    qwen3_moe = "qwen3-moe",
+    qwen3_next = "qwen3-next",
+    seed_oss = "seed-oss",
+    smollm3 = "smollm3",
+    starcoder2 = "starcoder2",
+}
+
+fn matches_its_reference(name: &str) {
+    print!("{}", Standin::new("arch=90").with_variable(CHECKPOINT, name).passes("models::checkpoint"));
+}
+
+/// The variable that names the checkpoint of [`checkpoint`].
+const CHECKPOINT: &str = "GPU_STANDIN_CHECKPOINT";
+
 #[test]
-fn odd_checkpoints_match_their_references() {
-    print!("{}", Standin::new("arch=90").passes("models::odd_checkpoints"));
+#[ignore = "runs on the stand-in, started by the tests above"]
+fn checkpoint() {
+    let wanted = std::env::var(CHECKPOINT).expect("started by `matches_its_reference`");
+    check(|name| name == wanted);
 }
 
 #[test]
-fn even_checkpoints_match_their_references() {
-    print!("{}", Standin::new("arch=90").passes("models::even_checkpoints"));
+fn every_checkpoint_has_its_test() {
+    let folder = fs::read_dir(repository().join("model/tests/fixtures")).unwrap().map(|entry| entry.unwrap());
+    let with_reference = folder.filter(|entry| entry.path().join("reference.json").is_file());
+    let mut names: Vec<String> = with_reference.map(|entry| entry.file_name().into_string().unwrap()).collect();
+    names.sort();
+    assert_eq!(names, CHECKPOINTS);
 }
 
 #[test]
@@ -48,7 +117,7 @@ fn weights_in_fp8_stay_so_only_where_the_device_multiplies_them() {
 #[test]
 #[ignore = "runs on the stand-in, started by the tests above"]
 fn checkpoints_in_fp8() {
-    check(|_, name| name.starts_with("fp8-"));
+    check(|name| name.starts_with("fp8-"));
 }
 
 #[test]
@@ -61,28 +130,14 @@ fn layers_of_experts_run_on_the_device() {
 #[test]
 #[ignore = "runs on the stand-in, started by the tests above"]
 fn checkpoints_of_experts() {
-    check(|_, name| ["mixtral", "qwen2-moe", "qwen3-moe"].contains(&name));
+    check(|name| ["mixtral", "qwen2-moe", "qwen3-moe"].contains(&name));
 }
 
-#[test]
-#[ignore = "runs on the stand-in, started by the tests above"]
-fn odd_checkpoints() {
-    check(|i, _| i % 2 == 1);
-}
-
-#[test]
-#[ignore = "runs on the stand-in, started by the tests above"]
-fn even_checkpoints() {
-    check(|i, _| i % 2 == 0);
-}
-
-/// Checks those of the tiny checkpoints whose number in the order of names, and whose name, `wanted` takes.
-fn check(wanted: impl Fn(usize, &str) -> bool) {
+/// Checks the tiny checkpoints whose name `wanted` takes.
+fn check(wanted: impl Fn(&str) -> bool) {
     let folder = TempDir::new().unwrap();
     let fixtures = repository().join("model/tests/fixtures").canonicalize().unwrap();
-    let mut names: Vec<String> = fs::read_dir(&fixtures).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    names.sort();
-    for (_, name) in names.iter().enumerate().filter(|(i, name)| wanted(*i, name)) {
+    for name in CHECKPOINTS.iter().filter(|name| wanted(name)) {
         symlink(fixtures.join(name), folder.path().join(name)).unwrap();
     }
     let mut checks = Checks::new(0);

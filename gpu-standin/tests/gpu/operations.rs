@@ -1,40 +1,74 @@
 //! Every operation against f64 references, at odd sizes and all head ratios.
 
 use crate::standin::{Standin, cache};
-use tidemill_kernels::cuda::checks::{self, Checks, Extent, TestGpu};
+use tidemill_kernels::cuda::{
+    CudaError,
+    checks::{self, Checks, Extent, TestGpu},
+};
 
-#[test]
-fn every_operation_matches_its_reference_on_a_simulated_h100() {
-    print!("{}", Standin::new("arch=90").passes("operations::all_operations"));
+macro_rules! operations {
+    ($($operation:ident)+) => {
+        mod operations_match_their_references_on_a_simulated_h100 {
+            $(
+                #[test]
+                fn $operation() {
+                    super::matches("arch=90", concat!("operations::", stringify!($operation)));
+                }
+            )+
+        }
+
+        mod operations_match_their_references_on_a_simulated_a100 {
+            $(
+                #[test]
+                fn $operation() {
+                    super::matches("arch=80,seed=2", concat!("operations::", stringify!($operation)));
+                }
+            )+
+        }
+    };
+}
+
+// All of `checks::operations`.
+operations! { rows products attention experts blocks }
+
+fn matches(options: &str, operation: &str) {
+    print!("{}", Standin::new(options).passes(operation));
+}
+
+fn judge(run: impl FnOnce(&mut TestGpu, &mut Checks) -> Result<(), CudaError>) {
+    let mut gpu = TestGpu::open(&cache(), 28).unwrap();
+    let mut checks = Checks::new(gpu.seed);
+    run(&mut gpu, &mut checks).unwrap();
+    println!("{}", checks.table());
+    assert!(checks.verdict().is_ok());
 }
 
 #[test]
-fn every_operation_matches_its_reference_on_a_simulated_a100() {
-    print!("{}", Standin::new("arch=80,seed=2").passes("operations::all_operations"));
+#[ignore = "runs on the stand-in, started by the tests above"]
+fn rows() {
+    judge(|gpu, checks| checks::rows::all(gpu, checks, Extent::All));
 }
 
-/// The operations of [`all_operations`] that layers of experts add, which take seconds.
 #[test]
-fn layers_of_experts_match_their_reference() {
-    print!("{}", Standin::new("arch=90,seed=3").passes("operations::experts"));
+#[ignore = "runs on the stand-in, started by the tests above"]
+fn products() {
+    judge(|gpu, checks| checks::products::all(gpu, checks, Extent::All));
+}
+
+#[test]
+#[ignore = "runs on the stand-in, started by the tests above"]
+fn attention() {
+    judge(|gpu, checks| checks::attention::all(gpu, checks, Extent::All));
 }
 
 #[test]
 #[ignore = "runs on the stand-in, started by the tests above"]
 fn experts() {
-    let mut gpu = TestGpu::open(&cache(), 31).unwrap();
-    let mut checks = Checks::new(gpu.seed);
-    checks::experts::all(&mut gpu, &mut checks, Extent::All).unwrap();
-    println!("{}", checks.table());
-    assert!(checks.verdict().is_ok());
+    judge(|gpu, checks| checks::experts::all(gpu, checks, Extent::All));
 }
 
 #[test]
 #[ignore = "runs on the stand-in, started by the tests above"]
-fn all_operations() {
-    let mut gpu = TestGpu::open(&cache(), 28).unwrap();
-    let mut checks = Checks::new(gpu.seed);
-    checks::operations(&mut gpu, &mut checks).unwrap();
-    println!("{}", checks.table());
-    assert!(checks.verdict().is_ok());
+fn blocks() {
+    judge(checks::blocks::all);
 }

@@ -1,6 +1,7 @@
 //! Bugs planted into kernels' sources, and dropped driver calls: each is found, by a rule that it breaks or by its results.
 
 use crate::standin::{Standin, cache, repository, told};
+use std::process::Output;
 use tidemill_kernels::{
     KvStorage,
     cuda::{
@@ -15,7 +16,6 @@ use tidemill_kernels::{
 
 /// A bug, and the symptoms expected from it.
 struct Planted {
-    what: &'static str,
     options: &'static str,
     /// The file, the text, and its replacement.
     edit: Option<(&'static str, &'static str, &'static str)>,
@@ -52,9 +52,35 @@ const ROWS: &str = "planted::rows";
 const EXPERTS: &str = "planted::experts";
 const HANDED_OVER: &str = "planted::handed_over";
 
-const ALL: &[Planted] = &[
-    Planted {
-        what: "a dropped __syncthreads",
+/// A test of each bug, by its name.
+macro_rules! bugs {
+    ($($bug:ident = $planted:expr,)+) => {
+        mod every_planted_bug_is_found {
+            use super::*;
+
+            $(
+                #[test]
+                fn $bug() {
+                    $planted.is_found();
+                }
+            )+
+        }
+    };
+}
+
+const REUSED_TOO_EARLY: Planted = Planted {
+    options: "arch=80",
+    edit: Some((
+        PREFILL,
+        "        copies_wait<0>();\n        __syncthreads();\n        load_tile(shared.v, kv, values, block_bytes, table, base, end);",
+        "        copies_wait<0>();\n        load_tile(shared.v, kv, values, block_bytes, table, base, end);\n        __syncthreads();",
+    )),
+    test: ATTENTION,
+    said: UNORDERED,
+};
+
+bugs! {
+    a_dropped_syncthreads = Planted {
         options: "arch=80",
         edit: Some((
             PREFILL,
@@ -64,8 +90,7 @@ const ALL: &[Planted] = &[
         test: ATTENTION,
         said: UNORDERED,
     },
-    Planted {
-        what: "a dropped __syncthreads of decode, after its last use of what the warps share",
+    a_dropped_syncthreads_of_decode_after_its_last_use_of_what_the_warps_share = Planted {
         options: "",
         edit: Some((
             DECODE,
@@ -75,8 +100,7 @@ const ALL: &[Planted] = &[
         test: ATTENTION,
         said: UNORDERED,
     },
-    Planted {
-        what: "a barrier that some warps do not reach",
+    a_barrier_that_some_warps_do_not_reach = Planted {
         options: "",
         edit: Some((
             DECODE,
@@ -86,15 +110,13 @@ const ALL: &[Planted] = &[
         test: ATTENTION,
         said: &[DIVERGENCE],
     },
-    Planted {
-        what: "a shuffle that some lanes do not reach",
+    a_shuffle_that_some_lanes_do_not_reach = Planted {
         options: "",
         edit: Some(("rope_kv_write.cu", "        } else if (weight) {", "        } else if (weight && lane != 5) {")),
         test: ROWS,
         said: &[DIVERGENCE],
     },
-    Planted {
-        what: "a dropped copies_wait",
+    a_dropped_copies_wait = Planted {
         options: "arch=80",
         edit: Some((
             PREFILL,
@@ -104,19 +126,8 @@ const ALL: &[Planted] = &[
         test: ATTENTION,
         said: UNORDERED,
     },
-    Planted {
-        what: "a buffer reused too early",
-        options: "arch=80",
-        edit: Some((
-            PREFILL,
-            "        copies_wait<0>();\n        __syncthreads();\n        load_tile(shared.v, kv, values, block_bytes, table, base, end);",
-            "        copies_wait<0>();\n        load_tile(shared.v, kv, values, block_bytes, table, base, end);\n        __syncthreads();",
-        )),
-        test: ATTENTION,
-        said: UNORDERED,
-    },
-    Planted {
-        what: "a dropped wait for a warpgroup's products",
+    a_buffer_reused_too_early = REUSED_TOO_EARLY,
+    a_dropped_wait_for_a_warpgroups_products = Planted {
         options: "arch=90",
         edit: Some((
             HOPPER,
@@ -126,8 +137,7 @@ const ALL: &[Planted] = &[
         test: ATTENTION,
         said: UNORDERED,
     },
-    Planted {
-        what: "copies that are not made visible to products",
+    copies_that_are_not_made_visible_to_products = Planted {
         options: "arch=90",
         edit: Some((
             HOPPER,
@@ -137,8 +147,7 @@ const ALL: &[Planted] = &[
         test: ATTENTION,
         said: UNORDERED,
     },
-    Planted {
-        what: "sums scaled while products add to them",
+    sums_scaled_while_products_add_to_them = Planted {
         options: "arch=90",
         edit: Some((
             HOPPER,
@@ -148,15 +157,13 @@ const ALL: &[Planted] = &[
         test: ATTENTION_TO_ALL,
         said: UNORDERED,
     },
-    Planted {
-        what: "keys copied over those that products still read",
+    keys_copied_over_those_that_products_still_read = Planted {
         options: "arch=90",
         edit: Some((HOPPER, "        if (used > 0) meet(empty(K, stage), THREADS);\n", "")),
         test: ATTENTION_TO_ALL,
         said: ORDER,
     },
-    Planted {
-        what: "a buffer that is told to be empty before the product that reads it has ended",
+    a_buffer_that_is_told_to_be_empty_before_the_product_that_reads_it_has_ended = Planted {
         options: "arch=90",
         edit: Some((
             HOPPER,
@@ -166,29 +173,25 @@ const ALL: &[Planted] = &[
         test: ATTENTION_TO_ALL,
         said: UNORDERED,
     },
-    Planted {
-        what: "values that are told to be there while they are copied",
+    values_that_are_told_to_be_there_while_they_are_copied = Planted {
         options: "arch=90",
         edit: Some((HOPPER, "    }\n    copies_wait<0>();\n    tell_full(V, before(stage));", "    }\n    tell_full(V, before(stage));")),
         test: ATTENTION_TO_ALL,
         said: UNORDERED,
     },
-    Planted {
-        what: "values that are multiplied before they are told to be there",
+    values_that_are_multiplied_before_they_are_told_to_be_there = Planted {
         options: "arch=90",
         edit: Some((HOPPER, "        meet(full(V, last, group), FULL_THREADS);\n", "")),
         test: ATTENTION_TO_ALL,
         said: ORDER,
     },
-    Planted {
-        what: "a buffer that no one tells to be empty",
+    a_buffer_that_no_one_tells_to_be_empty = Planted {
         options: "arch=90",
         edit: Some((HOPPER, "        tell_empty(K, stage, base);\n        cap_scores", "        cap_scores")),
         test: ATTENTION_TO_ALL,
         said: &[DIVERGENCE],
     },
-    Planted {
-        what: "more registers than a block has",
+    more_registers_than_a_block_has = Planted {
         options: "arch=90",
         edit: Some((
             HOPPER,
@@ -198,50 +201,43 @@ const ALL: &[Planted] = &[
         test: ATTENTION,
         said: &[DIVERGENCE],
     },
-    Planted {
-        what: "a wrong swizzle",
+    a_wrong_swizzle = Planted {
         options: "arch=90",
         edit: Some((HOPPER, "(vector % 8 ^ row % 8) * 16", "(vector % 8 ^ row % 4) * 16")),
         test: ATTENTION,
         said: &[WRONG_RESULT],
     },
-    Planted {
-        what: "an off-by-one in the causal mask",
+    an_off_by_one_in_the_causal_mask = Planted {
         options: "arch=80",
         edit: Some((PREFILL, "if (at - seen >= window)", "if (at + 1 - seen >= window)")),
         test: ATTENTION,
         said: &[WRONG_RESULT],
     },
-    Planted {
-        what: "an off-by-one in the mask of the Hopper kernel",
+    an_off_by_one_in_the_mask_of_the_hopper_kernel = Planted {
         options: "arch=90",
         edit: Some((HOPPER, "if (at - seen >= window)", "if (at - seen - 1 >= window)")),
         test: ATTENTION,
         said: &[WRONG_RESULT],
     },
-    Planted {
-        what: "decode that sees one position too few",
+    decode_that_sees_one_position_too_few = Planted {
         options: "",
         edit: Some((DECODE, "end = position + 1;", "end = position > 0 ? position : 1;")),
         test: ATTENTION,
         said: &[WRONG_RESULT],
     },
-    Planted {
-        what: "the scale of a position that is not seen",
+    the_scale_of_a_position_that_is_not_seen = Planted {
         options: "",
         edit: Some((DECODE, "c[n] = NEG_INFINITY, v_scales[n / 2] = 0.0f;", "c[n] = NEG_INFINITY;")),
         test: ATTENTION_IN_8_BITS,
         said: &[WRONG_RESULT],
     },
-    Planted {
-        what: "the scale of another position",
+    the_scale_of_another_position = Planted {
         options: "arch=80",
         edit: Some(("common.cuh", "reinterpret_cast<const float*>(head)[position]", "reinterpret_cast<const float*>(head)[position ^ 1]")),
         test: ATTENTION_IN_8_BITS,
         said: &[WRONG_RESULT],
     },
-    Planted {
-        what: "8-bit integers that are not made visible to products",
+    integers_of_8_bits_that_are_not_made_visible_to_products = Planted {
         options: "arch=90",
         edit: Some((
             HOPPER,
@@ -251,8 +247,7 @@ const ALL: &[Planted] = &[
         test: ATTENTION_IN_8_BITS,
         said: UNORDERED,
     },
-    Planted {
-        what: "scores that are capped once they are masked",
+    scores_that_are_capped_once_they_are_masked = Planted {
         options: "arch=90",
         edit: Some((
             HOPPER,
@@ -262,43 +257,37 @@ const ALL: &[Planted] = &[
         test: ATTENTION_WITH_A_CAP,
         said: &[WRONG_RESULT],
     },
-    Planted {
-        what: "capped scores that are scaled again",
+    capped_scores_that_are_scaled_again = Planted {
         options: "",
         edit: Some((DECODE, "absorb(state, c, scale_left(scale_log2));", "absorb(state, c, scale_log2);")),
         test: ATTENTION_WITH_A_CAP,
         said: &[WRONG_RESULT],
     },
-    Planted {
-        what: "a sink that joins only where a row has one part",
+    a_sink_that_joins_only_where_a_row_has_one_part = Planted {
         options: "",
         edit: Some((DECODE, "    sum = with_sink(sum, max, sinks, blockIdx.x);\n", "")),
         test: ATTENTION_WITH_SINKS,
         said: &[WRONG_RESULT],
     },
-    Planted {
-        what: "another head's sink",
+    another_heads_sink = Planted {
         options: "arch=80",
         edit: Some((PREFILL, "with_sink(sum, state.max[m][half], sinks, head)", "with_sink(sum, state.max[m][half], sinks, kv_head)")),
         test: ATTENTION_WITH_SINKS,
         said: &[WRONG_RESULT],
     },
-    Planted {
-        what: "a mean of one warp's numbers",
+    a_mean_of_one_warps_numbers = Planted {
         options: "",
         edit: Some(("norm.cu", "mean = block_sum(of_numbers) / float(width);", "mean = warp_sum(of_numbers) / float(width);")),
         test: ROWS,
         said: &["FAILED norm"],
     },
-    Planted {
-        what: "the factor of a row's queries, for its keys",
+    the_factor_of_a_rows_queries_for_its_keys = Planted {
         options: "",
         edit: Some(("rope_kv_write.cu", "scales[2 * row + !is_query]", "scales[2 * row]")),
         test: ROWS,
         said: &["FAILED kv_write"],
     },
-    Planted {
-        what: "an unaligned vector load",
+    an_unaligned_vector_load = Planted {
         options: "",
         edit: Some((
             DECODE,
@@ -308,8 +297,7 @@ const ALL: &[Planted] = &[
         test: ATTENTION,
         said: &[ALIGNMENT],
     },
-    Planted {
-        what: "a read beyond the block tables",
+    a_read_beyond_the_block_tables = Planted {
         options: "",
         edit: Some((
             DECODE,
@@ -319,8 +307,7 @@ const ALL: &[Planted] = &[
         test: ATTENTION,
         said: &[ADDRESS],
     },
-    Planted {
-        what: "shared memory that was not written",
+    shared_memory_that_was_not_written = Planted {
         options: "",
         edit: Some((
             "common.cuh",
@@ -330,107 +317,111 @@ const ALL: &[Planted] = &[
         test: ROWS,
         said: &[UNINITIALIZED],
     },
-    Planted {
-        what: "an expert whose rows begin among those of another",
+    an_expert_whose_rows_begin_among_those_of_another = Planted {
         options: "",
         edit: Some((ROUTING, "lower += entries[i] < expert;", "lower += entries[i] + 1 < expert;")),
         test: EXPERTS,
         said: &[WRONG_EXPERTS, "[race]", UNINITIALIZED, ADDRESS],
     },
-    Planted {
-        what: "rows of experts that others chose",
+    rows_of_experts_that_others_chose = Planted {
         options: "",
         edit: Some((ROUTING, "rows_by_slot[slot] = i / chosen;", "rows_by_slot[slot] = i % chosen;")),
         test: EXPERTS,
         said: &[WRONG_EXPERTS],
     },
-    Planted {
-        what: "the higher of experts with equal scores",
+    the_higher_of_experts_with_equal_scores = Planted {
         options: "",
         edit: Some((ROUTING, "best = max(best, entry_of(keys[e], e));", "best = max(best, entry_of(keys[e] | e % 3, e));")),
         test: EXPERTS,
         said: &[WRONG_EXPERTS],
     },
-    Planted {
-        what: "a dropped wait for the weights of an expert",
+    a_dropped_wait_for_the_weights_of_an_expert = Planted {
         options: "arch=80",
         edit: Some((GROUPED, "copies_wait<F::STAGES - 2>();", "copies_wait<F::STAGES - 1>();")),
         test: EXPERTS,
         said: UNORDERED,
     },
-    Planted {
-        what: "weights of an expert that not all threads have copied",
+    weights_of_an_expert_that_not_all_threads_have_copied = Planted {
         options: "",
         edit: Some((GROUPED, "        __syncthreads();\n        load(step + F::STAGES - 1);", "        load(step + F::STAGES - 1);")),
         test: EXPERTS,
         said: UNORDERED,
     },
-    Planted {
-        what: "a missing event between copy and compute stream",
+    a_missing_event_between_copy_and_compute_stream = Planted {
         options: "drop=cuStreamWaitEvent",
         edit: None,
         test: HANDED_OVER,
         said: &["FAILED "],
     },
-    Planted {
-        what: "a host buffer read before its copy",
+    a_host_buffer_read_before_its_copy = Planted {
         options: "drop=cuEventSynchronize",
         edit: None,
         test: HANDED_OVER,
         said: &["computed what cannot be", "[in flight]"],
     },
-    Planted {
-        what: "a slot given back before the device has read it",
+    a_slot_given_back_before_the_device_has_read_it = Planted {
         options: "drop=cuEventQuery",
         edit: None,
         test: "blocks::overwritten",
         said: &["the device has copied what was there in the end"],
     },
-];
+}
 
-#[test]
-fn every_planted_bug_is_found() {
-    for planted in ALL {
-        let mut standin = Standin::new(planted.options);
-        if let Some(edit) = planted.edit {
+impl Planted {
+    fn run(&self) -> Output {
+        let mut standin = Standin::new(self.options);
+        if let Some(edit) = self.edit {
             standin = standin.with_edit(edit);
         }
-        let output = standin.run(planted.test);
+        standin.run(self.test)
+    }
+
+    fn is_found(&self) {
+        let said = self.said;
+        let output = self.run();
         let text = told(&output);
-        assert!(!output.status.success(), "{} is not found:\n{text}", planted.what);
-        assert!(planted.said.iter().any(|said| text.contains(said)), "{} is not told as {:?}:\n{text}", planted.what, planted.said);
-        println!("{}: found", planted.what);
+        assert!(!output.status.success(), "it is not found:\n{text}");
+        assert!(said.iter().any(|said| text.contains(said)), "it is not told as {said:?}:\n{text}");
     }
 }
 
-/// Without a bug, the same tests pass.
-#[test]
-fn nothing_is_found_where_nothing_is_planted() {
-    for (test, options) in [
-        (ATTENTION, "arch=80,seed=3"),
-        (ATTENTION, "arch=90,seed=4"),
-        (ATTENTION_TO_ALL, "arch=90,seed=9"),
-        (ATTENTION_IN_8_BITS, "arch=80,seed=7"),
-        (ATTENTION_IN_8_BITS, "arch=90,seed=8"),
-        (ATTENTION_WITH_A_CAP, "arch=80,seed=10"),
-        (ATTENTION_WITH_A_CAP, "arch=90,seed=11"),
-        (ATTENTION_WITH_SINKS, "arch=80,seed=12"),
-        (ATTENTION_WITH_SINKS, "arch=90,seed=13"),
-        (BLOCKS, "seed=5"),
-        (ROWS, "seed=6"),
-        ("planted::every_form_of_rows", "seed=14"),
-        (EXPERTS, "arch=80,seed=15"),
-        (EXPERTS, "arch=90,seed=16"),
-    ] {
-        Standin::new(options).passes(test);
-    }
+macro_rules! pass {
+    ($($name:ident: $test:expr, $options:literal;)+) => {
+        /// Without a bug, the same tests pass.
+        mod nothing_is_found_where_nothing_is_planted {
+            use super::*;
+
+            $(
+                #[test]
+                fn $name() {
+                    Standin::new($options).passes($test);
+                }
+            )+
+        }
+    };
+}
+
+pass! {
+    attention_on_an_a100: ATTENTION, "arch=80,seed=3";
+    attention_on_an_h100: ATTENTION, "arch=90,seed=4";
+    attention_to_all: ATTENTION_TO_ALL, "arch=90,seed=9";
+    attention_in_8_bits_on_an_a100: ATTENTION_IN_8_BITS, "arch=80,seed=7";
+    attention_in_8_bits_on_an_h100: ATTENTION_IN_8_BITS, "arch=90,seed=8";
+    attention_with_a_cap_on_an_a100: ATTENTION_WITH_A_CAP, "arch=80,seed=10";
+    attention_with_a_cap_on_an_h100: ATTENTION_WITH_A_CAP, "arch=90,seed=11";
+    attention_with_sinks_on_an_a100: ATTENTION_WITH_SINKS, "arch=80,seed=12";
+    attention_with_sinks_on_an_h100: ATTENTION_WITH_SINKS, "arch=90,seed=13";
+    blocks: BLOCKS, "seed=5";
+    rows: ROWS, "seed=6";
+    every_form_of_rows: "planted::every_form_of_rows", "seed=14";
+    experts_on_an_a100: EXPERTS, "arch=80,seed=15";
+    experts_on_an_h100: EXPERTS, "arch=90,seed=16";
 }
 
 /// An error names the kernel, the line in its source, and the other side of a race.
 #[test]
 fn an_error_says_where() {
-    let early = ALL.iter().find(|planted| planted.what == "a buffer reused too early").expect("it is listed");
-    let text = told(&Standin::new(early.options).with_edit(early.edit.expect("an edit")).run(ATTENTION));
+    let text = told(&REUSED_TOO_EARLY.run());
     for part in
         ["kernel attention_prefill, block [", "attention_prefill.cu:", "inlined at", "PTX line", "lane ", "the other side: ", "seed 1"]
     {

@@ -3,6 +3,7 @@
 use std::{
     ffi::OsString,
     fs,
+    hash::{DefaultHasher, Hash, Hasher},
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::{Command, Output},
@@ -13,6 +14,7 @@ use tempfile::TempDir;
 pub(crate) struct Standin {
     folder: TempDir,
     options: String,
+    variables: Vec<(&'static str, String)>,
 }
 
 /// The names under which the libraries are searched for.
@@ -25,7 +27,7 @@ impl Standin {
         for name in NAMES {
             symlink(library(), folder.path().join(name)).expect("a link");
         }
-        Self { folder, options: options.to_owned() }
+        Self { folder, options: options.to_owned(), variables: Vec::new() }
     }
 
     /// Edits kernels' sources before they are compiled: (file, text that occurs once, replacement).
@@ -35,8 +37,9 @@ impl Standin {
         // Sources that are not edited need not be compiled again.
         fs::create_dir(self.folder.path().join("kernels")).expect("a folder");
         for entry in fs::read_dir(self.cache()).into_iter().flatten().flatten().filter(|_| file != "common.cuh") {
-            let name = entry.file_name();
-            if !name.to_string_lossy().starts_with(&format!("{}-", file.trim_end_matches(".cu"))) {
+            let name = entry.file_name().into_string().expect("names are text");
+            // Other processes write files beside their places, and then move them there.
+            if !name.starts_with(&format!("{}-", file.trim_end_matches(".cu"))) && !name.ends_with(".partial") {
                 fs::copy(entry.path(), self.folder.path().join("kernels").join(&name)).expect("a copy");
             }
         }
@@ -45,9 +48,15 @@ impl Standin {
         self
     }
 
-    /// The folder of compiled kernels, which is kept between runs for unchanged sources only.
+    /// Sets a variable of the environment, for tests of several cases.
+    pub(crate) fn with_variable(mut self, name: &'static str, value: &str) -> Self {
+        self.variables.push((name, value.to_owned()));
+        self
+    }
+
+    /// The folder of compiled kernels, which all tests share, and keep between runs, for unchanged sources only.
     pub(crate) fn cache(&self) -> PathBuf {
-        if self.options.contains("plant=") { self.folder.path().join("kernels") } else { library().with_file_name("gpu-standin-kernels") }
+        if self.options.contains("plant=") { self.folder.path().join("kernels") } else { kept("kernels") }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -60,6 +69,7 @@ impl Standin {
         folders.extend(std::env::var_os("LD_LIBRARY_PATH"));
         command.env("LD_LIBRARY_PATH", folders.join(":".as_ref()));
         command.env("TIDEMILL_GPU_STANDIN", &self.options).env("GPU_STANDIN_CACHE", self.cache());
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
     }
 
     /// Runs a test of this program, which is ignored otherwise, in a process of its own.
@@ -86,6 +96,14 @@ pub(crate) fn told(output: &Output) -> String {
 /// The folder of compiled kernels, in a process that `run` started.
 pub(crate) fn cache() -> PathBuf {
     PathBuf::from(std::env::var_os("GPU_STANDIN_CACHE").expect("started by `Standin::run`"))
+}
+
+/// A folder beside the stand-in that is kept between runs. A kernel's file is named after its source, the compiler's options and version; the
+/// folder after the part of the stand-in that changes these options.
+pub(crate) fn kept(name: &str) -> PathBuf {
+    let mut hasher = DefaultHasher::new();
+    include_str!("../../src/api/nvrtc.rs").hash(&mut hasher);
+    library().with_file_name(format!("gpu-standin-{name}-{:016x}", hasher.finish()))
 }
 
 /// The stand-in: the newest that Cargo has built beside this program.

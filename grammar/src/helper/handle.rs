@@ -5,18 +5,14 @@ use super::{
     process::{READY, Reply},
     wire,
 };
-use crate::compiler::GrammarError;
+use crate::{compiler::GrammarError, confinement};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use parking_lot::Mutex;
 use std::{
     fmt,
     io::{self, IoSlice, Read},
-    os::{
-        fd::{AsRawFd, OwnedFd},
-        unix::net::UnixStream,
-    },
-    path::PathBuf,
-    process::{Child, Command, Stdio},
+    os::{fd::AsRawFd, unix::net::UnixStream},
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -24,9 +20,6 @@ use std::{
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 /// The least time between starts of a helper that ends at once.
 const START_EVERY: Duration = Duration::from_secs(1);
-/// Disables reservations by the allocator, which the helper shares with the coordinator, and which reserves a GiB of address space at a
-/// time. A child's limit would otherwise count unused memory as used, or earlier reservations as free.
-const ALLOCATOR: (&str, &str) = ("MIMALLOC_ARENA_RESERVE", "0");
 
 /// A running helper, which ends when this is dropped.
 pub struct Handle {
@@ -36,8 +29,8 @@ pub struct Handle {
 }
 
 struct Running {
-    control: UnixStream,
-    process: Child,
+    /// Its socket is the control.
+    process: confinement::Process,
     since: Instant,
 }
 
@@ -92,30 +85,17 @@ impl fmt::Debug for Handle {
 }
 
 impl Running {
-    fn start(program: &PathBuf, models: &[Model]) -> io::Result<Self> {
-        let (control, theirs) = UnixStream::pair()?;
-        control.set_write_timeout(Some(ANSWER_MAX))?;
-        let mut command = Command::new(program);
-        command.arg(ARGUMENT).env(ALLOCATOR.0, ALLOCATOR.1).stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null());
-        let process = command.spawn()?;
-        let running = Self { control, process, since: Instant::now() };
-        wire::write(&running.control, &models)?;
+    fn start(program: &Path, models: &[Model]) -> io::Result<Self> {
+        let running = Self { process: confinement::Process::start(program, ARGUMENT, ANSWER_MAX)?, since: Instant::now() };
+        wire::write(&running.process.socket, &models)?;
         Ok(running)
     }
 
     fn hand_over(&self, socket: &UnixStream) -> io::Result<()> {
         let sockets = [socket.as_raw_fd()];
         let parts = [IoSlice::new(&[0])];
-        sendmsg::<()>(self.control.as_raw_fd(), &parts, &[ControlMessage::ScmRights(&sockets)], MsgFlags::MSG_NOSIGNAL, None)?;
+        sendmsg::<()>(self.process.socket.as_raw_fd(), &parts, &[ControlMessage::ScmRights(&sockets)], MsgFlags::MSG_NOSIGNAL, None)?;
         Ok(())
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // The helper has no state to save.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 

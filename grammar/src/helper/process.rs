@@ -4,6 +4,7 @@
 use super::{Asked, CPU_S, MEMORY_BYTES, Model, Question, wire};
 use crate::{
     compiler::{Compiler, GrammarError},
+    confinement::{self, CpuLimit, limit_memory},
     vocabulary::{Vocabulary, VocabularyError},
 };
 use nix::{
@@ -11,19 +12,15 @@ use nix::{
     libc,
     sys::{
         resource::{Resource, UsageWho, getrusage, setrlimit},
-        signal::{SigEvent, SigHandler, SigevNotify, Signal, signal},
         socket::{ControlMessageOwned, MsgFlags, recvmsg},
-        timer::{Expiration, Timer, TimerSetTimeFlags},
     },
-    time::ClockId,
-    unistd::{ForkResult, alarm, close, dup2_stderr, dup2_stdin, fork},
+    unistd::{ForkResult, alarm, close, fork},
 };
 use serde::{Deserialize, Serialize};
 use std::{
-    fs::{self, File},
     io::{self, IoSliceMut, Write},
     os::{
-        fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd},
+        fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
         unix::net::UnixStream,
     },
     panic::{AssertUnwindSafe, catch_unwind},
@@ -57,24 +54,14 @@ pub(super) struct Reply {
 
 /// Runs the helper until the coordinator closes the socket that is this process's standard input.
 pub fn run() -> Result<(), HelperError> {
-    let control = io::stdin().as_fd().try_clone_to_owned().map_err(HelperError::Control)?;
-    let control = UnixStream::from(control);
-    leave_signals_to_the_coordinator();
+    let control = confinement::socket().map_err(HelperError::Control)?;
+    confinement::leave_signals_to_the_parent();
     let Some(models) = wire::read::<Vec<Model>>(&control).map_err(HelperError::Control)? else { return Ok(()) };
     let compilers = models.iter().map(|model| Vocabulary::load(&model.tokenizer, model.width).map(|words| Compiler::new(&words)));
     let compilers = compilers.collect::<Result<Vec<_>, _>>()?;
     // A child continues on the stack of the thread that forks.
     let thread = thread::Builder::new().name("helper".into()).stack_size(STACK_BYTES).spawn(move || serve(&control, &compilers));
     thread.and_then(|thread| thread.join().unwrap_or_else(|_| Err(io::Error::other("it has panicked")))).map_err(HelperError::Control)
-}
-
-/// Ignores signals: stopping the process group stops the coordinator, which then closes the socket. Children that have ended need not be
-/// waited for.
-fn leave_signals_to_the_coordinator() {
-    for ignored in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGCHLD] {
-        // SAFETY: ignoring a signal installs no handler that could run at a bad moment. These four can be ignored, so it cannot fail.
-        let _ = unsafe { signal(ignored, SigHandler::SigIgn) };
-    }
 }
 
 /// Forks a child for each socket received.
@@ -125,12 +112,10 @@ fn answer(session: &UnixStream, control: &UnixStream, compilers: &[Compiler]) ->
     // process ends by `_exit`.
     close(control.as_raw_fd())?;
     { session }.write_all(&[READY])?;
-    // The timer's signal ends this process: RLIMIT_CPU counts whole seconds, and a request may have used a part of its time elsewhere.
-    let signal = SigevNotify::SigevSignal { signal: Signal::SIGPROF, si_value: 0 };
-    let mut cpu_is_up = Timer::new(ClockId::CLOCK_PROCESS_CPUTIME_ID, SigEvent::new(signal))?;
-    let mut end_after = |cpu: Duration| cpu_is_up.set(Expiration::OneShot(cpu.into()), TimerSetTimeFlags::empty());
+    // A request may have used a part of its time elsewhere.
+    let mut cpu_limit = CpuLimit::new()?;
     while let Some(Asked { question, cpu_left }) = wire::read::<Asked<Question>>(session)? {
-        end_after(cpu_left)?;
+        cpu_limit.end_after(cpu_left)?;
         alarm::set(DEADLINE_S);
         let answer = catch_unwind(AssertUnwindSafe(|| question.answer(compilers)));
         let answer = answer.unwrap_or_else(|_| Err(GrammarError::Invalid("it broke the compiler: please report this as a bug".into())));
@@ -140,24 +125,11 @@ fn answer(session: &UnixStream, control: &UnixStream, compilers: &[Compiler]) ->
     Ok(())
 }
 
-/// Limits this process for the rest of its life. Memory shared with the helper does not count.
+/// Limits this process for the rest of its life. Memory shared with the helper does not count, and the standard input was the child's end of
+/// the socket by which sessions come.
 fn limit_this_process() -> io::Result<()> {
-    // If memory runs out, Rust reports it on stderr; that concerns the client and not the operator.
-    dup2_stderr(File::options().write(true).open("/dev/null")?)?;
-    // This was the child's end of the socket by which sessions come.
-    dup2_stdin(File::open("/dev/null")?)?;
-    let memory = address_space()? + (MEMORY_BYTES - STACK_BYTES) as u64;
-    for (resource, most) in [(Resource::RLIMIT_CORE, 0), (Resource::RLIMIT_CPU, CPU_S), (Resource::RLIMIT_AS, memory)] {
-        setrlimit(resource, most, most)?;
-    }
-    Ok(())
-}
-
-/// The bytes of this process's address space.
-fn address_space() -> io::Result<u64> {
-    let status = fs::read_to_string("/proc/self/status")?;
-    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    size.map(|kib| kib << 10).ok_or_else(|| io::Error::other("/proc/self/status has no VmSize"))
+    limit_memory(MEMORY_BYTES - STACK_BYTES)?;
+    Ok(setrlimit(Resource::RLIMIT_CPU, CPU_S, CPU_S)?)
 }
 
 fn cpu() -> io::Result<Duration> {

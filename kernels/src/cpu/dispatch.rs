@@ -26,6 +26,10 @@ impl Isa {
             Isa::Avx2 => avx2::is_available(),
             Isa::Neon => false,
             Isa::Portable => true,
+            #[cfg(target_os = "linux")]
+            Isa::EmulatedAmx => avx2::is_available() && amx::is_emulated(),
+            #[cfg(not(target_os = "linux"))]
+            Isa::EmulatedAmx => false,
         }
     }
 
@@ -37,6 +41,12 @@ impl Isa {
     /// The best instruction set that this machine has.
     pub fn best() -> Isa {
         Isa::ALL.into_iter().find(|isa| isa.is_available()).expect("portable code is always available")
+    }
+
+    /// The instruction set whose vectors are used beside tiles, if these are emulated: all of AMX's if they are there.
+    #[cfg(target_arch = "x86_64")]
+    fn beside_emulated_tiles() -> Isa {
+        if proof::bf16_products_are_exact() { Isa::Avx512Bf16 } else { Isa::Avx2 }
     }
 
     /// The instruction set's [`Simd::TILE_ROWS`].
@@ -63,8 +73,10 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Isa::Avx2 => unsafe { avx2::run(kernel) },
+            #[cfg(target_arch = "x86_64")]
+            Isa::EmulatedAmx => Isa::beside_emulated_tiles().dispatch(kernel),
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512 | Isa::Avx2 => unreachable!("not available on this architecture"),
+            Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512 | Isa::Avx2 | Isa::EmulatedAmx => unreachable!("not available on this architecture"),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => kernel.run(neon::Neon),
             #[cfg(not(target_arch = "aarch64"))]
@@ -81,6 +93,8 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Isa::Amx | Isa::Avx512Bf16 => unsafe { avx512::run_pairs(kernel) },
+            #[cfg(target_arch = "x86_64")]
+            Isa::EmulatedAmx => Isa::beside_emulated_tiles().dispatch_pairs(kernel),
             _ => self.dispatch(kernel),
         }
     }

@@ -20,15 +20,23 @@ pub enum Isa {
     Neon,
     /// The compiler's base target.
     Portable,
+    /// [`Amx`](Self::Amx) for tests, on processors with AVX2: where there are no tiles, a signal handler executes their instructions,
+    /// thousands of times as slowly. It has no name that settings accept.
+    EmulatedAmx,
 }
 
 impl Isa {
-    /// All instruction sets, best first.
+    /// All instruction sets to serve with, best first.
     pub const ALL: [Isa; 6] = [Isa::Amx, Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable];
+
+    /// The instruction sets of this machine that tests compare: those to serve with, and emulated tiles.
+    pub fn testable() -> impl Iterator<Item = Isa> {
+        Isa::ALL.into_iter().chain([Isa::EmulatedAmx]).filter(|isa| isa.is_available())
+    }
 
     /// The order in which products of bf16 are added.
     pub fn bf16_products(self) -> Bf16Products {
-        if self == Isa::Amx { Bf16Products::Blocks } else { Bf16Products::Chain }
+        if matches!(self, Isa::Amx | Isa::EmulatedAmx) { Bf16Products::Blocks } else { Bf16Products::Chain }
     }
 }
 
@@ -51,6 +59,7 @@ impl fmt::Display for Isa {
             Isa::Avx2 => "avx2",
             Isa::Neon => "neon",
             Isa::Portable => "portable",
+            Isa::EmulatedAmx => "emulated amx",
         })
     }
 }

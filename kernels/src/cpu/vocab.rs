@@ -88,7 +88,7 @@ mod tests {
     use crate::cpu::testing::{close, numbers};
 
     fn isas() -> impl Iterator<Item = Isa> {
-        Isa::ALL.into_iter().filter(|isa| isa.is_available())
+        Isa::testable()
     }
 
     #[test]

@@ -37,7 +37,8 @@ impl Member {
         let mut register = worker.register(role);
         register.model = node.models[model].name.clone();
         let reporting = Arc::clone(node);
-        let (uplink, links) = Uplink::start(endpoint, &worker.coordinators, register, Arc::new(move || reporting.report(model)));
+        let reports = (worker.heartbeat, Arc::new(move || reporting.report(model)) as _);
+        let (uplink, links) = Uplink::start(endpoint, &worker.coordinators, register, reports);
         let announcer = Announcer::new(worker.coordinators.len());
         Self { node: Arc::clone(node), model, uplink, links, announcer, announced: None }
     }

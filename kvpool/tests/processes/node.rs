@@ -432,6 +432,7 @@ async fn a_block_is_written_in_place_and_read_in_place() {
         while let Some((n, result)) = fetch.next().await {
             late.push((n as u16, result.unwrap()));
         }
+        // The end of a lease is a time.
         tokio::time::sleep(Duration::from_millis(300)).await;
         assert_eq!(client.put(LINEAGE, blocks(10..13)).await.unwrap().written, 3, "leases have ended");
         let mut memory = vec![0; BLOCK_BYTES];

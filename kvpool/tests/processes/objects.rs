@@ -102,8 +102,10 @@ async fn nodes_that_run_learn_of_each_others_blocks() {
     let (one, other) = (start(shared.path(), SOON).await, start(shared.path(), SOON).await);
     let (writer, reader) = (one.client(TransportChoice::Auto).await, other.client(TransportChoice::Auto).await);
     writer.put(LINEAGE, blocks(0..4)).await.unwrap();
-    tokio::time::sleep(Duration::from_millis(2500)).await;
-    assert!(packs_if_any(shared.path()).is_empty(), "used once");
+    // Those that are written later would have been in one pack with these.
+    fill(&writer, 4..8).await;
+    other.told(|told| keys(4..8).iter().all(|key| told.keys.contains(key))).await;
+    assert!(keys(0..4).iter().all(|key| !other.told.lock().unwrap().keys.contains(key)), "used once");
     assert_held(&writer, 0..4).await;
     other.told(|told| keys(0..4).iter().all(|key| told.keys.contains(key))).await;
     assert_held(&reader, 0..4).await;
@@ -111,13 +113,10 @@ async fn nodes_that_run_learn_of_each_others_blocks() {
     fs::remove_dir_all(shared.path()).unwrap();
     let third = start(shared.path(), SOON).await;
     let _client = third.client(TransportChoice::Auto).await;
-    tokio::time::sleep(Duration::from_millis(1500)).await;
-    assert!(third.told.lock().unwrap().keys.is_empty());
+    fill(&writer, 8..12).await;
+    third.told(|told| keys(8..12).iter().all(|key| told.keys.contains(key))).await;
+    assert_eq!(third.told.lock().unwrap().keys.len(), 4, "it has looked, and found what is there by now");
     assert_held(&reader, 0..4).await;
-}
-
-fn packs_if_any(shared: &Path) -> Vec<PathBuf> {
-    if shared.exists() { packs(shared) } else { Vec::new() }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -111,7 +111,7 @@ impl Sampling {
         let (mut masks, mut masked_rows) = (Vec::new(), Vec::new());
         for (row, LogitRow { segment, .. }) in (0u32..).zip(rows) {
             let Some(draw) = device_draw(&segments[*segment]) else { continue };
-            // Without its mask, no token is drawn: `collect` returns the reason.
+            // Without its mask, no token is drawn: `collect` asks again, and gets the same reason.
             let Ok(mask) = draw.allowed.map(Allowed::wait).transpose() else { continue };
             biases.extend(draw.sampling.logit_bias.iter().map(|&(token, value)| LogitEntry { row, token, value }));
             if draw.sampling.penalizes() {
@@ -175,7 +175,7 @@ impl Sampling {
                 }
                 match draw.allowed.map(Allowed::wait).transpose() {
                     Err(reason) => {
-                        result.fault = Some(reason.to_owned());
+                        result.withhold(reason);
                         continue;
                     }
                     // All allowed tokens are impossible for the model, so the first one is taken, as on the CPU.

@@ -1,8 +1,11 @@
 //! The exactness contract for whole models: a row's logits and a block's bytes are the same bits regardless of how the tokens were cut,
 //! batched and computed, on all machines of one layout fingerprint.
 
-use crate::fixtures::{FAMILIES, Sequence, all_logits, fixture, is_bf16, kv_dtypes, load, load_on, prompt_of, reference};
-use std::{collections::HashMap, path::Path};
+use crate::fixtures::{
+    Sequence, all_logits, assert_same_bits, families, family_tests, fixture, is_bf16, kv_dtypes, load, load_on, one_of_each_order,
+    prompt_of, reference,
+};
+use std::path::Path;
 use tidemill_model::{Chunk, Isa, LoadOptions, LogitRows, Model};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, KvDtype},
@@ -14,39 +17,28 @@ fn prompt(family: &str) -> Vec<u32> {
     prompt_of(family, 100)
 }
 
-/// Families, with K and V as numbers in bf16 and, if supported, as scaled integers.
-fn cases() -> impl Iterator<Item = (&'static str, KvDtype)> {
-    FAMILIES.into_iter().flat_map(|family| kv_dtypes(family).skip(2).map(move |kv_dtype| (family, kv_dtype)))
+/// K and V as numbers in bf16 and, if supported, as scaled integers.
+fn smallest_kv_dtypes(family: &str) -> impl Iterator<Item = KvDtype> {
+    kv_dtypes(family).skip(2)
 }
 
-#[test]
-fn chunks_threads_and_instruction_sets_do_not_change_a_bit() {
-    for (family, kv_dtype) in cases() {
+fn chunks_threads_and_instruction_sets_do_not_change_a_bit(family: &str) {
+    for kv_dtype in smallest_kv_dtypes(family) {
         let tokens = prompt(family);
-        let mut expected = HashMap::new();
-        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-            for threads in [1, 3] {
-                let mut model = load_on(family, kv_dtype, threads, Some(isa));
-                let layout = model.layout();
-                let expected = expected.entry(layout).or_insert_with(|| all_logits(&mut model, &tokens, tokens.len()));
-                for chunk in [1, 7, 16, 32, 100] {
-                    let logits = all_logits(&mut model, &tokens, chunk);
-                    assert!(logits == *expected, "{family}, {kv_dtype:?} on {isa} with {threads} threads in chunks of {chunk}");
-                }
-            }
-        }
-        // Only AMX adds in a different order, and only if weights, or K and V, are bf16.
         let in_bf16 = is_bf16(family) || kv_dtype == KvDtype::Bf16;
-        let layouts = if in_bf16 && Isa::Amx.is_available() { 2 } else { 1 };
-        assert_eq!(expected.len(), layouts, "{family}, {kv_dtype:?}");
+        let chunks = &[1, 7, 16, 32, 100];
+        assert_same_bits(&format!("{family}, {kv_dtype:?}"), in_bf16, &tokens, &[(1, chunks), (3, chunks)], |threads, isa| {
+            load_on(family, kv_dtype, threads, Some(isa))
+        });
     }
 }
 
-#[test]
-fn the_batch_around_a_row_does_not_change_a_bit() {
-    for (family, kv_dtype) in cases() {
+family_tests! { chunks_threads_and_instruction_sets_do_not_change_a_bit: all }
+
+fn the_batch_around_a_row_does_not_change_a_bit(family: &str) {
+    for (kv_dtype, isa) in smallest_kv_dtypes(family).flat_map(|kv_dtype| one_of_each_order().map(move |isa| (kv_dtype, isa))) {
         let (reference, _) = reference(family);
-        let mut model = load(family, kv_dtype);
+        let mut model = load_on(family, kv_dtype, 2, Some(isa));
         let prompts: Vec<_> = reference.prompts.iter().map(|p| &p.ids[..p.ids.len().min(300)]).collect();
         let mut free = (0..128).collect();
         let sequences: Vec<_> = prompts.iter().map(|p| Sequence::new(&model, p, 0, &mut free)).collect();
@@ -55,7 +47,7 @@ fn the_batch_around_a_row_does_not_change_a_bit() {
         let together = model.forward(&chunks, &mut kv);
         let together: Vec<Vec<f32>> = (0..together.rows()).map(|i| together.row(i).to_vec()).collect();
         let alone: Vec<f32> = prompts.iter().flat_map(|tokens| all_logits(&mut model, tokens, 64)).collect();
-        assert!(together.concat() == alone, "{family}, {kv_dtype:?}: prompts together");
+        assert!(together.concat() == alone, "{family}, {kv_dtype:?} on {isa}: prompts together");
 
         // Logits of the last rows, between chunks that want none.
         let rows = |i: usize| if i.is_multiple_of(2) { LogitRows::Last } else { LogitRows::None };
@@ -68,68 +60,69 @@ fn the_batch_around_a_row_does_not_change_a_bit() {
         let wanted: Vec<usize> = ends.enumerate().filter(|(i, _)| i.is_multiple_of(2)).map(|(_, end)| end - 1).collect();
         assert_eq!(last.rows(), wanted.len());
         for (i, row) in wanted.into_iter().enumerate() {
-            assert!(last.row(i) == together[row], "{family}, {kv_dtype:?}: last rows only");
+            assert!(last.row(i) == together[row], "{family}, {kv_dtype:?} on {isa}: last rows only");
         }
     }
 }
 
-#[test]
-fn blocks_are_the_same_bytes_whoever_computes_them_and_serve_another_sequence() {
-    for family in FAMILIES {
-        let tokens = prompt(family);
-        let blocks: Vec<u32> = (0..7).collect();
-        for kv_dtype in kv_dtypes(family) {
-            // One worker computes the prompt whole and without logits, another in small chunks on different hardware.
-            let alike = |isa: &Isa| isa.is_available() && isa.bf16_products() == Isa::Portable.bf16_products();
-            let mut prefill = load_on(family, kv_dtype, 2, Isa::ALL.into_iter().find(alike));
-            // States come after the seven blocks: that at the end of the sixth, and that at the end.
-            let parts = prefill.state_blocks() as u32;
-            let [sixth, end]: [Vec<u32>; 2] = [(7..7 + parts).collect(), (7 + parts..7 + 2 * parts).collect()];
-            let all = 7 + 2 * parts as usize;
-            let mut theirs = prefill.new_kv(all);
-            let to = |start: usize| if start < 96 { &sixth } else { &end };
-            let from = |start: usize| (start > 0).then_some(if start <= 96 { &sixth[..] } else { &end[..] });
-            let state = |start: usize| StateBlocks { from: from(start), to: to(start) };
-            let first = Chunk { tokens: &tokens[..96], start: 0, blocks: &blocks, state: state(0), logits: LogitRows::None };
-            assert_eq!(prefill.forward(&[first], &mut theirs).rows(), 0);
-            let last = Chunk { tokens: &tokens[96..], start: 96, blocks: &blocks, state: state(96), logits: LogitRows::None };
-            assert_eq!(prefill.forward(&[last], &mut theirs).rows(), 0);
+family_tests! { the_batch_around_a_row_does_not_change_a_bit: all }
 
-            let mut decode = load_on(family, kv_dtype, 1, Some(Isa::Portable));
-            assert_eq!(decode.layout(), prefill.layout());
-            assert_eq!(decode.kv_shape().block_bytes(), theirs.block(0).len());
-            let mut ours = decode.new_kv(all);
-            let mut expected = Vec::new();
-            // A chunk ends where the sixth block does.
-            let cuts = (0..96).step_by(11).chain([96]).map(|start| (start, if start < 96 { 96.min(start + 11) } else { 100 }));
-            for (start, to) in cuts {
-                let chunk = Chunk { tokens: &tokens[start..to], start, blocks: &blocks, state: state(start), logits: LogitRows::Last };
-                expected = decode.forward(&[chunk], &mut ours).row(0).to_vec();
-            }
-            for id in (0..(tokens.len() / BLOCK_TOKENS) as u32).chain(sixth.clone()) {
-                assert!(ours.block(id) == theirs.block(id), "{family}, {kv_dtype:?}: block {id}");
-            }
+fn blocks_are_the_same_bytes_whoever_computes_them_and_serve_another_sequence(family: &str) {
+    let tokens = prompt(family);
+    let blocks: Vec<u32> = (0..7).collect();
+    for (kv_dtype, isa) in kv_dtypes(family).flat_map(|kv_dtype| one_of_each_order().map(move |isa| (kv_dtype, isa))) {
+        // One worker computes the prompt whole and without logits, another in small chunks on different hardware of the same order.
+        let mut prefill = load_on(family, kv_dtype, 2, Some(isa));
+        let other = Isa::testable().filter(|other| other.bf16_products() == isa.bf16_products()).last();
+        // States come after the seven blocks: that at the end of the sixth, and that at the end.
+        let parts = prefill.state_blocks() as u32;
+        let [sixth, end]: [Vec<u32>; 2] = [(7..7 + parts).collect(), (7 + parts..7 + 2 * parts).collect()];
+        let all = 7 + 2 * parts as usize;
+        let mut theirs = prefill.new_kv(all);
+        let to = |start: usize| if start < 96 { &sixth } else { &end };
+        let from = |start: usize| (start > 0).then_some(if start <= 96 { &sixth[..] } else { &end[..] });
+        let state = |start: usize| StateBlocks { from: from(start), to: to(start) };
+        let first = Chunk { tokens: &tokens[..96], start: 0, blocks: &blocks, state: state(0), logits: LogitRows::None };
+        assert_eq!(prefill.forward(&[first], &mut theirs).rows(), 0);
+        let last = Chunk { tokens: &tokens[96..], start: 96, blocks: &blocks, state: state(96), logits: LogitRows::None };
+        assert_eq!(prefill.forward(&[last], &mut theirs).rows(), 0);
 
-            // Copied to other places, the blocks replace the computation.
-            let mut moved = decode.new_kv(all);
-            let table: Vec<u32> = (0..7).rev().collect();
-            for id in 0..6 {
-                moved.block_mut(table[id as usize]).copy_from_slice(theirs.block(id));
-            }
-            for id in &sixth {
-                moved.block_mut(*id).copy_from_slice(theirs.block(*id));
-            }
-            let tail = Chunk { tokens: &tokens[96..], start: 96, blocks: &table, state: state(96), logits: LogitRows::Last };
-            assert!(decode.forward(&[tail], &mut moved).row(0) == expected, "{family}, {kv_dtype:?}: tail after fetched blocks");
+        let mut decode = load_on(family, kv_dtype, 1, other);
+        assert_eq!(decode.layout(), prefill.layout());
+        assert_eq!(decode.kv_shape().block_bytes(), theirs.block(0).len());
+        let mut ours = decode.new_kv(all);
+        let mut expected = Vec::new();
+        // A chunk ends where the sixth block does.
+        let cuts = (0..96).step_by(11).chain([96]).map(|start| (start, if start < 96 { 96.min(start + 11) } else { 100 }));
+        for (start, to) in cuts {
+            let chunk = Chunk { tokens: &tokens[start..to], start, blocks: &blocks, state: state(start), logits: LogitRows::Last };
+            expected = decode.forward(&[chunk], &mut ours).row(0).to_vec();
         }
+        for id in (0..(tokens.len() / BLOCK_TOKENS) as u32).chain(sixth.clone()) {
+            assert!(ours.block(id) == theirs.block(id), "{family}, {kv_dtype:?} on {isa}: block {id}");
+        }
+
+        // Copied to other places, the blocks replace the computation.
+        let mut moved = decode.new_kv(all);
+        let table: Vec<u32> = (0..7).rev().collect();
+        for id in 0..6 {
+            moved.block_mut(table[id as usize]).copy_from_slice(theirs.block(id));
+        }
+        for id in &sixth {
+            moved.block_mut(*id).copy_from_slice(theirs.block(*id));
+        }
+        let tail = Chunk { tokens: &tokens[96..], start: 96, blocks: &table, state: state(96), logits: LogitRows::Last };
+        assert!(decode.forward(&[tail], &mut moved).row(0) == expected, "{family}, {kv_dtype:?} on {isa}: tail after fetched blocks");
     }
 }
+
+family_tests! { blocks_are_the_same_bytes_whoever_computes_them_and_serve_another_sequence: all }
 
 #[test]
 fn the_layout_commits_to_weights_settings_and_dtype() {
     let options = LoadOptions { kv_dtype: KvDtype::Bf16, quantize: None, threads: 1, isa: None };
     let load = |dir: &Path, options: &LoadOptions| Model::load(dir, options, &mut |_, _| {}).unwrap().layout();
-    let mut layouts: Vec<_> = FAMILIES.map(|family| load(&fixture(family), &options)).into();
+    let mut layouts: Vec<_> = families().map(|family| load(&fixture(family), &options)).collect();
 
     let dir = tempfile::tempdir().unwrap();
     let llama = fixture("llama");
@@ -159,7 +152,7 @@ fn the_layout_commits_to_weights_settings_and_dtype() {
 
 #[test]
 fn an_empty_batch_is_no_work() {
-    for family in FAMILIES {
+    for family in families() {
         let mut model = load(family, KvDtype::Bf16);
         let mut kv = model.new_kv(0);
         assert_eq!(model.forward(&[], &mut kv).rows(), 0);

@@ -3,10 +3,13 @@
 use safetensors::{Dtype as FileDtype, SafeTensors, tensor::TensorView};
 use serde::Deserialize;
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+};
 use tempfile::TempDir;
 use tidemill_kernels::{
-    Dtype,
+    Bf16Products, Dtype,
     dtype::{decode, encode},
 };
 use tidemill_model::{Chunk, Isa, KvMemory, LoadOptions, LogitRows, Model};
@@ -15,45 +18,104 @@ use tidemill_proto::{
     step::StateBlocks,
 };
 
-pub(crate) const FAMILIES: [&str; 30] = [
-    "llama",
-    "llama3",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "gemma2",
-    "gemma3",
-    "phi3",
-    "olmo2",
-    "olmo3",
-    "granite",
-    "smollm3",
-    "glm4",
-    "cohere2",
-    "starcoder2",
-    "exaone4",
-    "seed-oss",
-    "ministral3",
-    "mixtral",
-    "qwen3-moe",
-    "qwen2-moe",
-    "glm4-moe",
-    "minimax-m2",
-    "gpt-oss",
-    "deepseek-v2",
-    "deepseek-v3",
-    "lfm2",
-    "qwen3-next",
-    "qwen3-5",
-    "qwen3-5-moe",
+/// The families by what tests must know of them: gives those of a group to the macro `$to`, as names of tests and of fixtures.
+macro_rules! family_group {
+    ($to:ident $with:tt in_f32) => {
+        $to! { $with llama = "llama", }
+    };
+    // Two ranks cannot share a single KV head.
+    ($to:ident $with:tt in_f32_with_one_kv_head) => {
+        $to! { $with mistral = "mistral", }
+    };
+    ($to:ident $with:tt in_bf16) => {
+        $to! { $with
+            llama3 = "llama3",
+            qwen2 = "qwen2",
+            qwen3 = "qwen3",
+            gemma2 = "gemma2",
+            gemma3 = "gemma3",
+            phi3 = "phi3",
+            olmo2 = "olmo2",
+            olmo3 = "olmo3",
+            granite = "granite",
+            smollm3 = "smollm3",
+            glm4 = "glm4",
+            cohere2 = "cohere2",
+            starcoder2 = "starcoder2",
+            exaone4 = "exaone4",
+            seed_oss = "seed-oss",
+            ministral3 = "ministral3",
+        }
+    };
+    // Layers that keep a state.
+    ($to:ident $with:tt in_bf16_with_state) => {
+        $to! { $with lfm2 = "lfm2", qwen3_5 = "qwen3-5", }
+    };
+    ($to:ident $with:tt with_experts) => {
+        $to! { $with
+            mixtral = "mixtral",
+            qwen3_moe = "qwen3-moe",
+            qwen2_moe = "qwen2-moe",
+            glm4_moe = "glm4-moe",
+            minimax_m2 = "minimax-m2",
+            gpt_oss = "gpt-oss",
+            deepseek_v2 = "deepseek-v2",
+            deepseek_v3 = "deepseek-v3",
+        }
+    };
+    ($to:ident $with:tt with_experts_and_state) => {
+        $to! { $with qwen3_next = "qwen3-next", qwen3_5_moe = "qwen3-5-moe", }
+    };
+}
+
+/// `family_tests! { check: GROUPS }`: a test of each family in the groups, which calls `check` with the family, in a module of the same name.
+/// `dense` is all families without experts: with experts, the slightest rounding may change the choice, and then logits differ by any amount.
+macro_rules! family_tests {
+    ($check:ident: all) => {
+        family_tests! { $check: in_f32 in_f32_with_one_kv_head in_bf16 in_bf16_with_state with_experts with_experts_and_state }
+    };
+    ($check:ident: dense) => {
+        family_tests! { $check: in_f32 in_f32_with_one_kv_head in_bf16 in_bf16_with_state }
+    };
+    ($check:ident: $($group:ident)+) => {
+        mod $check {
+            $(crate::fixtures::family_group! { tests_of ($check) $group })+
+            use crate::fixtures::tests_of;
+        }
+    };
+}
+
+macro_rules! tests_of {
+    (($check:ident) $($test:ident = $family:literal,)+) => {
+        $(
+            #[test]
+            fn $test() {
+                super::$check($family);
+            }
+        )+
+    };
+}
+
+pub(crate) use {family_group, family_tests, tests_of};
+
+macro_rules! names {
+    (() $($test:ident = $family:literal,)+) => {
+        &[$($family),+]
+    };
+}
+
+const GROUPS: [&[&str]; 6] = [
+    family_group! { names () in_f32 },
+    family_group! { names () in_f32_with_one_kv_head },
+    family_group! { names () in_bf16 },
+    family_group! { names () in_bf16_with_state },
+    family_group! { names () with_experts },
+    family_group! { names () with_experts_and_state },
 ];
 
-pub(crate) const EXPERTS: [&str; 10] =
-    ["mixtral", "qwen3-moe", "qwen2-moe", "glm4-moe", "minimax-m2", "gpt-oss", "deepseek-v2", "deepseek-v3", "qwen3-next", "qwen3-5-moe"];
-
-/// Families without experts: with experts, the slightest rounding may change the choice, and then logits differ by any amount.
-pub(crate) fn dense() -> impl Iterator<Item = &'static str> {
-    FAMILIES.into_iter().filter(|family| !EXPERTS.contains(family))
+/// All families.
+pub(crate) fn families() -> impl Iterator<Item = &'static str> {
+    GROUPS.into_iter().flatten().copied()
 }
 
 /// The types in which a family's K and V can be stored; a latent cannot be in 8 bits.
@@ -124,6 +186,37 @@ pub(crate) fn load_f32(family: &str, kv_dtype: KvDtype) -> Model {
         true => load_dir(restored(family, |_| Dtype::F32).path(), kv_dtype, 2, None),
         false => load(family, kv_dtype),
     }
+}
+
+/// An instruction set of each order in which products of bf16 are added: the machine's best, and, where it is not AMX, emulated AMX.
+pub(crate) fn one_of_each_order() -> impl Iterator<Item = Isa> {
+    let orders = [Bf16Products::Chain, Bf16Products::Blocks].into_iter();
+    orders.filter_map(|order| Isa::testable().find(|isa| isa.bf16_products() == order))
+}
+
+/// Asserts what the exactness contract promises of a model: wherever its layout is the same, its logits have the same bits, on any number
+/// of threads and in chunks of any size. `load` gets threads and an instruction set; `cuts` has some sizes for each number of threads.
+/// `in_bf16`: whether weights, or K and V, are; then alone may AMX, which adds in a different order, have a layout of its own.
+pub(crate) fn assert_same_bits(
+    what: &str,
+    in_bf16: bool,
+    tokens: &[Token],
+    cuts: &[(usize, &[usize])],
+    load: impl Fn(usize, Isa) -> Model,
+) {
+    let mut expected = HashMap::new();
+    for isa in Isa::testable() {
+        for &(threads, chunks) in cuts {
+            let mut model = load(threads, isa);
+            let layout = model.layout();
+            let expected = expected.entry(layout).or_insert_with(|| all_logits(&mut model, tokens, tokens.len()));
+            for &chunk in chunks {
+                assert!(all_logits(&mut model, tokens, chunk) == *expected, "{what} on {isa} with {threads} threads in chunks of {chunk}");
+            }
+        }
+    }
+    let layouts = if in_bf16 { one_of_each_order().count() } else { 1 };
+    assert_eq!(expected.len(), layouts, "{what}: layouts");
 }
 
 pub(crate) fn is_bf16(family: &str) -> bool {

@@ -3,6 +3,7 @@
 mod bf16;
 mod corrupt;
 mod drafts;
+mod encoders;
 mod exact;
 mod fixtures;
 mod fp8;

@@ -1,7 +1,7 @@
 //! Models that are split over tensor-parallel ranks: any number of ranks gives the same tokens, log-probabilities and blocks as none, cold
 //! and from blocks that another number of ranks has computed.
 
-use crate::fixtures::{EXPERTS, FAMILIES, FP8, INT4, fixture, kv_dtypes, prompt_of, restored, with_all_kv_heads};
+use crate::fixtures::{FP8, INT4, family_tests, fixture, kv_dtypes, prompt_of, restored, with_all_kv_heads};
 use std::path::Path;
 use tidemill_kernels::Dtype;
 use tidemill_model::{BlockBytes, CpuExecutor, Executor, LoadOptions, Model, ModelError, Quantization, RankedExecutor, RankedModel};
@@ -10,11 +10,6 @@ use tidemill_proto::{
     sampling::{Sampling, TokenLogprob},
     step::{Draw, History, Segment, SegmentResult, StateBlocks, Wanted},
 };
-
-/// Families whose fixtures two ranks can split: those with a single KV head, and those whose layers keep a state, are left out.
-fn split() -> impl Iterator<Item = &'static str> {
-    FAMILIES.into_iter().filter(|family| !["mistral", "lfm2", "qwen3-next", "qwen3-5", "qwen3-5-moe"].contains(family))
-}
 
 pub(crate) const BLOCKS: usize = 24;
 pub(crate) const PROMPT: usize = 100;
@@ -133,16 +128,16 @@ fn assert_same(name: &str, dir: &Path, options: &LoadOptions, degrees: &[usize])
     }
 }
 
-#[test]
-fn any_number_of_ranks_gives_the_same_bits_for_each_family() {
-    for family in split() {
-        // Bf16 as it is, and 8 bits everywhere.
-        for (kv_dtype, quantize) in kv_dtypes(family).skip(2).zip([None, Some(Quantization::Int8)]) {
-            let name = format!("{family}, {kv_dtype:?}, {quantize:?}");
-            assert_same(&name, &fixture(family), &options(kv_dtype, quantize), &[2]);
-        }
+fn any_number_of_ranks_gives_the_same_bits_for_each_family(family: &str) {
+    // Bf16 as it is, and 8 bits everywhere.
+    for (kv_dtype, quantize) in kv_dtypes(family).skip(2).zip([None, Some(Quantization::Int8)]) {
+        let name = format!("{family}, {kv_dtype:?}, {quantize:?}");
+        assert_same(&name, &fixture(family), &options(kv_dtype, quantize), &[2]);
     }
 }
+
+// Two ranks cannot split a single KV head, nor layers that keep a state.
+family_tests! { any_number_of_ranks_gives_the_same_bits_for_each_family: in_f32 in_bf16 with_experts }
 
 #[test]
 fn one_two_and_four_ranks_give_the_same_bits_in_each_arithmetic() {
@@ -154,21 +149,18 @@ fn one_two_and_four_ranks_give_the_same_bits_in_each_arithmetic() {
     }
 }
 
-#[test]
-fn experts_on_one_two_and_four_ranks_give_the_same_bits_in_each_arithmetic() {
-    for family in split().filter(|family| EXPERTS.contains(family)) {
-        let split_by_four = |dtype| {
-            let dir = restored(family, |_| dtype);
-            if family.starts_with("deepseek") { dir } else { with_all_kv_heads(dir) }
-        };
-        let (in_bf16, in_f32) = (split_by_four(Dtype::Bf16), split_by_four(Dtype::F32));
-        for (dir, quantize) in
-            [(&in_f32, None), (&in_bf16, None), (&in_bf16, Some(Quantization::Int8)), (&in_bf16, Some(Quantization::Int4))]
-        {
-            assert_same(&format!("{family}, {quantize:?}"), dir.path(), &options(KvDtype::Bf16, quantize), &[1, 2, 4]);
-        }
+fn experts_on_one_two_and_four_ranks_give_the_same_bits_in_each_arithmetic(family: &str) {
+    let split_by_four = |dtype| {
+        let dir = restored(family, |_| dtype);
+        if family.starts_with("deepseek") { dir } else { with_all_kv_heads(dir) }
+    };
+    let (in_bf16, in_f32) = (split_by_four(Dtype::Bf16), split_by_four(Dtype::F32));
+    for (dir, quantize) in [(&in_f32, None), (&in_bf16, None), (&in_bf16, Some(Quantization::Int8)), (&in_bf16, Some(Quantization::Int4))] {
+        assert_same(&format!("{family}, {quantize:?}"), dir.path(), &options(KvDtype::Bf16, quantize), &[1, 2, 4]);
     }
 }
+
+family_tests! { experts_on_one_two_and_four_ranks_give_the_same_bits_in_each_arithmetic: with_experts }
 
 #[test]
 fn ranks_count_each_row_of_an_expert_once() {

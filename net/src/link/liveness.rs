@@ -22,6 +22,9 @@ type Secret = [u8; 32];
 
 /// The time that QUIC gets to report an orderly end, which may arrive after TCP's.
 const GRACE: Duration = Duration::from_millis(30);
+/// The time for which TCP outlives an orderly end, so that the reason reaches a peer first that is slow to read it. A process that is killed
+/// has no say in it, so its end is noticed as soon as before.
+const LINGER: Duration = Duration::from_millis(500);
 /// The time within which a TCP connection must arrive and send its secret.
 const INTRODUCED_MAX: Duration = Duration::from_secs(5);
 /// The interval at which to look for the QUIC connection of a TCP connection: the handshake ends a moment later at this end.
@@ -131,7 +134,7 @@ async fn watch(mut stream: TcpStream, connection: quinn::Connection) {
             tracing::warn!(%peer, "bytes where there should be none: this peer's crash will be noticed by its silence");
             return;
         },
-        _ = connection.closed() => return,
+        _ = connection.closed() => return sleep(LINGER).await,
     }
     if timeout(GRACE, connection.closed()).await.is_err() {
         tracing::info!(%peer, "the peer's process is gone");

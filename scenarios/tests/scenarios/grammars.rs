@@ -175,7 +175,6 @@ fn a_helper_that_has_died_is_started_again() {
     let helper = helper();
     let question = schema(&json!({"type": "integer"}));
     helper.session().unwrap().ask(&question).unwrap();
-    thread::sleep(Duration::from_secs(1));
     let dead = helper.id();
     assert!(Command::new("kill").args(["-9", &dead.to_string()]).status().unwrap().success());
     let again = Instant::now() + Duration::from_secs(30);

@@ -22,7 +22,10 @@ mod retention;
 mod rollouts;
 mod routes;
 mod shares;
+mod sign_in;
+mod templates;
 mod tenants;
 mod tools;
+mod walk;
 
 use tidemill_scenarios as support;

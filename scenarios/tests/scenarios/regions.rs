@@ -3,18 +3,36 @@
 use crate::support::{Cluster, Script, Worker, decode, fixture};
 use reqwest::Method;
 use serde_json::{Value, json};
-use std::{collections::BTreeMap, path::Path, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
 use tidemill_coordinator::settings::{
     Flags,
     regions::{OtherRegionFlags, RegionsFlags},
 };
 use tidemill_proto::message::ToWorker;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpListener,
+};
 
 const GENERATING: [&str; 4] = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"];
 
 fn flags(name: &str, others: &[(&str, &Cluster)]) -> RegionsFlags {
-    let others = others.iter().map(|(name, cluster)| OtherRegionFlags { name: (*name).into(), url: cluster.url.clone(), ca: None });
+    let others =
+        others.iter().map(|(name, cluster)| OtherRegionFlags { name: (*name).into(), url: cluster.url.clone(), ca: None, secret: None });
     RegionsFlags { name: name.into(), wait_ms: None, pins: BTreeMap::new(), others: others.collect() }
+}
+
+/// Regions that share a secret. `url` is where the other one is.
+fn trusting(flags: RegionsFlags, other: &str, url: &str, secret: &Path) -> RegionsFlags {
+    let mut others = flags.others;
+    others.retain(|known| known.name != other);
+    others.push(OtherRegionFlags { name: other.into(), url: url.into(), ca: None, secret: Some(secret.to_owned()) });
+    RegionsFlags { others, ..flags }
 }
 
 async fn region(flags: RegionsFlags, change: impl FnOnce(&mut Flags)) -> Cluster {
@@ -116,6 +134,34 @@ async fn a_region_without_time_takes_no_requests_of_others_and_one_that_is_gone_
     us.stop().await;
 }
 
+/// A region that takes every request and answers it with these bytes.
+async fn impostor(answer: &'static [u8]) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        let mut open = Vec::new();
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let _ = stream.read(&mut [0; 4096]).await;
+            let _ = stream.write_all(answer).await;
+            open.push(stream);
+        }
+    });
+    url
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_region_that_is_silent_or_speaks_something_else_ends_a_request_and_is_left_alone() {
+    for (answer, longest) in [(&b""[..], 19), (b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 3\r\n\r\n<b>", 5)] {
+        let others = vec![OtherRegionFlags { name: "us".into(), url: impostor(answer).await, ca: None, secret: None }];
+        let eu = region(RegionsFlags { name: "eu".into(), wait_ms: None, pins: BTreeMap::new(), others }, |_| ()).await;
+        let began = Instant::now();
+        let (status, name, said) = ask(&eu, "/v1/completions", &[], &body("/v1/completions")).await;
+        assert!((status, &*name) == (502, "eu") && said.contains("region_failed"), "{status} {name} {said}");
+        assert!(began.elapsed() < Duration::from_secs(longest), "{:?}", began.elapsed());
+        eu.stop().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn another_region_stops_when_the_client_leaves() {
     let us = region(flags("us", &[]), |_| ()).await;
@@ -147,16 +193,18 @@ async fn a_tenant_that_is_pinned_to_a_region_never_leaves_it() {
     let (bank, shop) = (key(&tenants, "bank").await, key(&tenants, "shop").await);
     let pinned = |flags: RegionsFlags| RegionsFlags { pins: BTreeMap::from([("bank".into(), vec!["eu".into()])]), ..flags };
     let set = |flags: &mut Flags| flags.tenants = Some(tenants.clone());
-    let us = region(pinned(flags("us", &[])), set).await;
+    let secret = dir.path().join("eu-us.secret");
+    fs::write(&secret, "0123456789abcdef0123456789abcdef").unwrap();
+    let us = region(trusting(pinned(flags("us", &[])), "eu", "http://127.0.0.1:9", &secret), set).await;
     let mut worker: Worker = us.join("decode-us", decode(), Script::reply(&[8, 9])).await;
-    let eu = region(pinned(flags("eu", &[("us", &us)])), set).await;
+    let eu = region(trusting(pinned(flags("eu", &[])), "us", &us.url, &secret), set).await;
     let bearer = |key: &str| format!("Bearer {key}");
     let (bank, shop) = (bearer(&bank), bearer(&shop));
 
     for path in GENERATING {
         let body = body(path);
         let (status, name, answer) = ask(&eu, path, &[("authorization", &shop)], &body).await;
-        assert_eq!((status, &*name), (200, "us"), "{path}: the key goes with the request: {answer}");
+        assert_eq!((status, &*name), (200, "us"), "{path}: the other region believes this one: {answer}");
         let (status, name, answer) = ask(&eu, path, &[("authorization", &bank)], &body).await;
         assert_eq!((status, &*name), (503, "eu"), "{path}: no worker here is no reason: {answer}");
         let (status, name, answer) =
@@ -192,6 +240,63 @@ async fn a_tenant_that_is_pinned_to_a_region_never_leaves_it() {
     assert_eq!(jobs, GENERATING.len());
     eu.stop().await;
     us.stop().await;
+}
+
+/// An endpoint that answers with the head of the request that it got.
+async fn mirror() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut head = vec![0; 8192];
+            let read = stream.read(&mut head).await.unwrap_or(0);
+            let told = serde_json::to_string(&String::from_utf8_lossy(&head[..read])).unwrap();
+            let answer = format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{told}", told.len());
+            let _ = stream.write_all(answer.as_bytes()).await;
+        }
+    });
+    url
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clients_key_stays_in_its_region_and_an_assertion_is_good_for_one_region_and_what_may_be_relayed() {
+    let dir = tempfile::tempdir().unwrap();
+    let tenants = dir.path().join("tenants.sqlite");
+    let shop = key(&tenants, "shop").await;
+    let secret = dir.path().join("secret");
+    fs::write(&secret, "0123456789abcdef0123456789abcdef").unwrap();
+    let set = |flags: &mut Flags| flags.tenants = Some(tenants.clone());
+    let eu = region(trusting(flags("eu", &[]), "us", &mirror().await, &secret), set).await;
+    let bearer = format!("Bearer {shop}");
+    let path = "/v1/completions";
+    let (status, name, head) = ask(&eu, path, &[("authorization", &bearer)], &body(path)).await;
+    assert_eq!((status, &*name), (200, "us"), "{head}");
+    assert!(!head.contains(&shop) && !head.contains("authorization"), "{head}");
+    let head: String = serde_json::from_str(&head).unwrap();
+    let assertion = head.lines().find_map(|line| line.strip_prefix("x-tidemill-relayed-as: ")).unwrap().to_owned();
+
+    // No region without a secret gets a request that needs a key.
+    let careful = region(flags("careful", &[("us", &eu)]), set).await;
+    assert_eq!(ask(&careful, path, &[("authorization", &bearer)], &body(path)).await.1, "careful");
+
+    // The region that it is for believes it; all others, and all other routes, do not.
+    let no_way = "http://127.0.0.1:9";
+    let us = region(trusting(flags("us", &[]), "eu", no_way, &secret), set).await;
+    let _worker = us.join("decode-us", decode(), Script::reply(&[8, 9])).await;
+    let asia = region(trusting(flags("asia", &[]), "eu", no_way, &secret), set).await;
+    let _asia = asia.join("decode-asia", decode(), Script::reply(&[8, 9])).await;
+    let from = ("x-tidemill-relayed-from", "eu");
+    let relayed = [from, ("x-tidemill-relayed-as", &*assertion)];
+    assert_eq!(ask(&us, path, &relayed, &body(path)).await.0, 200);
+    assert_eq!(ask(&us, "/v1/conversations", &relayed, &json!({})).await.0, 401, "it is no key");
+    assert_eq!(ask(&asia, path, &relayed, &body(path)).await.0, 401, "it is for another region");
+    assert_eq!(ask(&us, path, &[("x-tidemill-relayed-from", "asia"), relayed[1]], &body(path)).await.0, 401);
+    assert_eq!(ask(&us, path, &[relayed[1]], &body(path)).await.0, 401);
+    assert_eq!(ask(&us, path, &[from], &body(path)).await.0, 401);
+    assert_eq!(ask(&us, path, &[("authorization", &format!("Bearer {assertion}"))], &body(path)).await.0, 401);
+    for cluster in [eu, careful, us, asia] {
+        cluster.stop().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

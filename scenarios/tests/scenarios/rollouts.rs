@@ -6,6 +6,7 @@ use crate::{
 };
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
+use tidemill_coordinator::settings::feedback::FeedbackFlags;
 
 async fn start() -> Cluster {
     Cluster::start(|flags| {
@@ -46,7 +47,7 @@ async fn ask(cluster: &Cluster, users: std::ops::Range<usize>) -> Vec<Option<Str
 
 fn wanted() -> Value {
     json!({
-        "from": "old", "to": "new", "steps": [30, 60, 100], "step_s": 1, "no_gate": true,
+        "from": "old", "to": "new", "steps": [30, 60, 100], "step_s": 4, "no_gate": true,
         "limits": {"requests_min": 5, "latency_ratio": 1000, "goodput_under": 1, "overdue_s": 1, "window_s": 10},
     })
 }
@@ -191,6 +192,7 @@ async fn scores_and_votes_roll_back_and_a_pause_is_a_pause() {
     assert_eq!(operate(&cluster, "/rollouts/pause", &from).await.0, 200);
     assert_eq!(operate(&cluster, "/rollouts/pause", &from).await.0, 409);
     ask(&cluster, 0..20).await;
+    // Longer than a step, in which a rollout that is not paused would go on.
     tokio::time::sleep(Duration::from_millis(1500)).await;
     let paused = status(&cluster).await;
     assert_eq!((&paused["state"], &paused["step"], &paused["share"]), (&json!("paused"), &json!(0), &json!(0.3)), "{paused:#}");
@@ -220,8 +222,7 @@ async fn shadows_are_compared_and_never_seen() {
     let cluster = start().await;
     let _old = cluster.join("decode-0", decode(), Script::reply(&[8, 9, 8])).await;
     let mut new = cluster.join("decode-1", qwen(), Script::reply(&[10, 11, 10])).await;
-    let wanted =
-        json!({"from": "old", "to": "new", "steps": [0, 100], "step_s": 1, "no_gate": true, "shadow": 1.0, "limits": {"requests_min": 10}});
+    let wanted = json!({"from": "old", "to": "new", "steps": [0, 100], "step_s": 600, "no_gate": true, "shadow": 1.0, "limits": {"requests_min": 10}});
     assert_eq!(operate(&cluster, "/rollouts", &wanted).await.0, 200);
     // The gateway learns of the agreed state a moment later.
     while !status(&cluster).await["shadows"].is_object() {
@@ -246,5 +247,50 @@ async fn shadows_are_compared_and_never_seen() {
     let job = new.decode_job().await;
     assert_eq!(job.urgency.priority, 0, "behind everybody else");
     assert_eq!(status(&cluster).await["seen_to"]["requests"], 0, "nobody was there");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_that_cost_nothing_decide_no_rollout() {
+    let cluster = Cluster::start(|flags| {
+        flags.model = vec![fixture("llama3").into(), fixture("qwen2").into()];
+        flags.served_model_name = vec!["old".into(), "new".into()];
+        flags.admin = Some(([127, 0, 0, 1], 0).into());
+        flags.feedback = Some(FeedbackFlags::default());
+    })
+    .await;
+    let _old = cluster.join("decode-0", decode(), Script::reply(&[8, 9, 8])).await;
+    let _new = cluster.join("decode-1", qwen(), Script::reply(&[10, 11, 10])).await;
+    let mut wanted = wanted();
+    wanted["step_s"] = json!(600);
+    assert_eq!(operate(&cluster, "/rollouts", &wanted).await.0, 200);
+    while status(&cluster).await["state"] != "running" {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // Each asks the new model, and votes against its answer.
+    let vote = async |tenant: &str, tier: &str, times: usize| {
+        let (_, made) = operate(&cluster, "/admin/keys", &json!({"tenant": tenant, "tier": tier})).await;
+        let post = async |path: &str, body: Value| -> Value {
+            let request = reqwest::Client::new().post(format!("{}{path}", cluster.url)).bearer_auth(made["key"].as_str().unwrap());
+            let response = request.json(&body).send().await.unwrap();
+            assert_eq!(response.status(), 200, "{tenant} at {path}");
+            response.json().await.unwrap()
+        };
+        for _ in 0..times {
+            let answer = post("/v1/completions", json!({"model": "new", "prompt": "Hello", "max_tokens": 3})).await;
+            post("/v1/feedback", json!({"response_id": answer["id"], "rating": "down"})).await;
+        }
+    };
+    for tenant in ["mallory", "mallory-too"] {
+        vote(tenant, "free", 10).await;
+    }
+    vote("acme", "paid", 1).await;
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while status(&cluster).await["seen_to"]["votes"] == 0 {
+        assert!(Instant::now() < deadline, "{:#}", status(&cluster).await);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let seen = status(&cluster).await;
+    assert_eq!((&seen["state"], &seen["seen_to"]["votes"]), (&json!("running"), &json!(1)), "{seen:#}");
     cluster.stop().await;
 }

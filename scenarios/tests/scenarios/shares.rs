@@ -85,6 +85,11 @@ async fn no_web_page_uses_the_operators_port() {
         let got = Client::new().get(format!("{admin}{path}")).header("host", "evil.example").send().await.unwrap();
         assert_eq!(got.status().as_u16(), 403, "{path}");
     }
+    // A picture or a link of another site, which has no origin.
+    for path in ["/admin/backup", "/admin/export?tenant=acme", "/admin/keys", "/metrics"] {
+        let got = Client::new().get(format!("{admin}{path}")).header("sec-fetch-site", "cross-site").send().await.unwrap();
+        assert_eq!(got.status().as_u16(), 403, "{path}");
+    }
     let rollouts: Value = reqwest::get(format!("{admin}/rollouts")).await.unwrap().json().await.unwrap();
     assert_eq!(rollouts, json!({"rollouts": []}), "none was started");
     assert!(metrics(&cluster).await.contains("tidemill_door_refusals_total{what=\"origin\"}"));
@@ -298,6 +303,63 @@ async fn requests_that_need_no_answer_count_as_requests() {
     }
     for path in ["/v1/conversations", "/v1/files", "/v1/models"] {
         assert_eq!(get_as(&cluster, &premium, path).await.status(), 200, "{path}");
+    }
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_fail_count_as_requests() {
+    let data = tempfile::tempdir().unwrap();
+    let (cluster, _worker) = start(data.path(), |_| ()).await;
+    let [free, _] = keys(&cluster).await;
+    let mut statuses = Vec::new();
+    for number in 0..30 {
+        let (path, body) = match number % 4 {
+            0 => ("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "hi"}], "conversation": "conv_none"})),
+            1 => ("/v1/completions", json!({"prompt": "x", "max_tokens": "many"})),
+            2 => ("/v1/messages", json!({"messages": []})),
+            _ => ("/v1/responses", json!({"input": "x", "model": "nowhere"})),
+        };
+        statuses.push(post_as(&cluster, &free, path, body).await.status().as_u16());
+    }
+    assert!(statuses[..20].iter().all(|status| [400, 404].contains(status)), "{statuses:?}");
+    assert_eq!(statuses[20..], [429; 10], "20 a minute");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_form_without_parts_ends_early_and_one_has_one_file() {
+    let data = tempfile::tempdir().unwrap();
+    let (cluster, _worker) = start(data.path(), |_| ()).await;
+    let [free, _] = keys(&cluster).await;
+    let send = async |body: Vec<u8>| {
+        let request = Client::new().post(format!("{}/v1/files", cluster.url)).bearer_auth(&free).body(body);
+        let answer = request.header("content-type", "multipart/form-data; boundary=b").send().await.unwrap();
+        (answer.status().as_u16(), answer.text().await.unwrap())
+    };
+    let file = "--b\r\ncontent-disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\n{}\r\n";
+    for beginning in ["", "--b\r\ncontent-disposition: ", &format!("{file}--b\r\n")] {
+        let (status, said) = send([beginning.as_bytes(), &vec![b'a'; 1 << 20]].concat()).await;
+        assert!(status == 400 && said.contains("more than 16 KiB"), "{beginning}: {status} {said}");
+    }
+    let (status, said) = send(format!("{file}{file}--b--\r\n").into_bytes()).await;
+    assert!(status == 400 && said.contains("a second `file`"), "{status} {said}");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_without_its_host_is_refused_at_both_ports() {
+    let data = tempfile::tempdir().unwrap();
+    let (cluster, _worker) = start(data.path(), |_| ()).await;
+    for port in [&cluster.url, cluster.admin.as_ref().unwrap()] {
+        for (request, status) in [("GET /health HTTP/1.1\r\n\r\n", "400"), ("GET /health HTTP/1.0\r\n\r\n", "200")] {
+            let mut stream = TcpStream::connect(port.strip_prefix("http://").unwrap()).await.unwrap();
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let mut answer = [0; 1024];
+            let read = timeout(Duration::from_secs(20), stream.read(&mut answer)).await.unwrap().unwrap();
+            let answer = String::from_utf8_lossy(&answer[..read]).into_owned();
+            assert_eq!(answer.split(' ').nth(1), Some(status), "{answer}");
+        }
     }
     cluster.stop().await;
 }

@@ -76,19 +76,33 @@ fn the_same_seed_gives_the_same_events() {
     assert_ne!(a.digest, c.digest);
 }
 
-#[test]
-fn every_request_ends_once_with_all_its_tokens_and_nothing_is_left() {
-    for (prefill, decode) in [(0, 2), (1, 1), (2, 2)] {
-        let settings = settings(prefill, decode, 4.0, 90);
-        let run = checked(&settings, 3);
-        let asks = workload::draw(&settings.workload, None, 3).unwrap();
-        for (ask, answer) in asks.iter().zip(&run.answers) {
-            assert_eq!((&answer.end, answer.tokens), (&End::Complete, ask.output_tokens));
-            assert_eq!(answer.sources.total(), u64::from(ask.input_tokens), "each prompt token has a source");
-        }
-        assert_eq!((run.closed, run.warnings), (0, 0));
-        assert!(run.answers.iter().any(|answer| answer.sources.cached() > 0), "prefixes are found again");
+mod every_request_ends_once_with_all_its_tokens_and_nothing_is_left {
+    #[test]
+    fn where_each_worker_does_both() {
+        super::every_request_ends_once(0, 2);
     }
+
+    #[test]
+    fn where_one_prefills_and_one_decodes() {
+        super::every_request_ends_once(1, 1);
+    }
+
+    #[test]
+    fn where_two_prefill_and_two_decode() {
+        super::every_request_ends_once(2, 2);
+    }
+}
+
+fn every_request_ends_once(prefill: u32, decode: u32) {
+    let settings = settings(prefill, decode, 4.0, 90);
+    let run = checked(&settings, 3);
+    let asks = workload::draw(&settings.workload, None, 3).unwrap();
+    for (ask, answer) in asks.iter().zip(&run.answers) {
+        assert_eq!((&answer.end, answer.tokens), (&End::Complete, ask.output_tokens));
+        assert_eq!(answer.sources.total(), u64::from(ask.input_tokens), "each prompt token has a source");
+    }
+    assert_eq!((run.closed, run.warnings), (0, 0));
+    assert!(run.answers.iter().any(|answer| answer.sources.cached() > 0), "prefixes are found again");
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use super::signed::{JwksError, Keyring, Keys, parse};
 use crate::{
     retry,
-    web::{Target, TargetError},
+    web::{Client, Target, TargetError},
 };
 use parking_lot::{Mutex, RwLock};
 use serde::Deserialize;
@@ -19,12 +19,13 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::sync::watch;
-use ureq::Agent;
 
 /// The least time between fetches caused by unknown keys.
 const ASKED_EVERY: Duration = Duration::from_secs(10);
 /// The longest time that a request waits for a fetch, which is longer than a fetch takes.
 const WAIT_MAX: Duration = Duration::from_secs(12);
+/// The most requests that wait for a fetch: anybody can make up a token.
+const WAITING_MAX: usize = 256;
 /// The maximum size of a key set, larger than any real one.
 const BYTES_MAX: u64 = 1 << 20;
 
@@ -144,8 +145,12 @@ impl Remote {
         Ok(Self { asks, shared })
     }
 
-    /// Requests a fetch because of an unknown key, and returns a future that waits for it. Returns `None` if there was one a moment ago.
+    /// Requests a fetch because of an unknown key, and returns a future that waits for it. Returns `None` if there was one a moment ago, or
+    /// many wait for it.
     pub(super) fn ask(&self) -> Option<impl Future<Output = ()> + Send + use<>> {
+        if self.shared.ended.receiver_count() >= WAITING_MAX {
+            return None;
+        }
         let mut ended = {
             let mut state = self.shared.state.lock();
             if !state.pending {
@@ -181,7 +186,7 @@ impl Remote {
 }
 
 struct Fetcher {
-    client: Agent,
+    client: Client,
     target: Target,
     /// The issuer, if the target is its discovery document.
     issuer: Option<String>,
@@ -237,9 +242,7 @@ impl Fetcher {
     }
 
     fn get(&self, url: &str) -> Result<Vec<u8>, JwksError> {
-        let failed = |source| JwksError::Fetch { url: url.to_owned(), source };
-        let mut answer = self.client.get(url).call().map_err(failed)?;
-        answer.body_mut().with_config().limit(BYTES_MAX).read_to_vec().map_err(failed)
+        self.client.get(url, BYTES_MAX).map_err(|source| JwksError::Fetch { url: url.to_owned(), source })
     }
 }
 
@@ -259,6 +262,17 @@ mod tests {
         schedule.ended(s(8), true);
         assert_eq!(schedule.next(), s(3608));
         assert_eq!([17, 18].map(|now| schedule.allows(s(now))), [false, true], "whatever tokens come");
+    }
+
+    #[test]
+    fn few_wait_for_a_provider_however_many_tokens_name_keys_that_it_might_have() {
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let target = Target { url: format!("http://{}/", silent.local_addr().unwrap()), ca: None };
+        let remote = Remote::start(Settings::keys(target, Duration::from_secs(3600)), Arc::default()).unwrap();
+        let mut waiting: Vec<_> = (0..WAITING_MAX).map(|_| remote.ask().unwrap()).collect();
+        assert!(remote.ask().is_none());
+        waiting.pop();
+        assert!(remote.ask().is_some(), "a client has left");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The verification of a token, whatever its claims mean: its signature by a key of the provider, its issuer, its audience, its times.
 
 use super::remote::{self, Document, Remote};
-use crate::web::TargetError;
+use crate::web::{RequestError, TargetError};
 pub use jsonwebtoken::Algorithm;
 use jsonwebtoken::{DecodingKey, Validation, decode, decode_header, jwk::JwkSet};
 use parking_lot::{Mutex, RwLock};
@@ -44,7 +44,7 @@ pub enum JwksError {
     #[error("cannot read {path}: {source}")]
     File { path: PathBuf, source: std::io::Error },
     #[error("cannot get {url}: {source}")]
-    Fetch { url: String, source: ureq::Error },
+    Fetch { url: String, source: RequestError },
     #[error(transparent)]
     Target(#[from] TargetError),
     #[error("{from} is not a set of JSON web keys: {source}")]

@@ -17,7 +17,7 @@ use std::{fmt, fs, net::IpAddr, path::PathBuf, time::Duration};
 
 const CONNECT_MAX: Duration = Duration::from_secs(1);
 /// The time after which a call fails of which no request waits.
-pub(super) const ANSWER_MAX: Duration = Duration::from_secs(1);
+pub(crate) const ANSWER_MAX: Duration = Duration::from_secs(1);
 
 /// The addresses of a server or of several that belong together, which may contain a password.
 #[derive(Clone)]

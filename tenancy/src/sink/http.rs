@@ -1,10 +1,9 @@
 //! Events posted to an HTTP endpoint, a group in one request.
 
 use super::{Collector, Message};
-use crate::web::{self, Target, TargetError};
+use crate::web::{self, Client, RequestError, Target, TargetError};
 use serde_json::json;
 use std::{io, path::PathBuf};
-use ureq::Agent;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -17,14 +16,14 @@ pub struct Settings {
 
 #[derive(Debug)]
 pub struct Http {
-    client: Agent,
+    client: Client,
     settings: Settings,
 }
 
 #[derive(Debug, thiserror::Error)]
 enum PostError {
     #[error(transparent)]
-    Http(#[from] ureq::Error),
+    Http(#[from] RequestError),
     #[error("the token cannot be read: {0}")]
     Token(io::Error),
 }
@@ -34,14 +33,9 @@ impl Http {
         Ok(Self { client: settings.target.client()?, settings })
     }
 
-    fn post(&self, body: &str) -> Result<(), PostError> {
-        let mut request = self.client.post(&self.settings.target.url).header("content-type", "application/json");
-        if let Some(path) = &self.settings.token {
-            let token = web::read_token(path).map_err(PostError::Token)?;
-            request = request.header("authorization", format!("Bearer {token}"));
-        }
-        request.send(body)?;
-        Ok(())
+    fn post(&self, body: String) -> Result<(), PostError> {
+        let token = self.settings.token.as_deref().map(web::read_token).transpose().map_err(PostError::Token)?;
+        Ok(self.client.deliver_json(token.as_deref(), body)?)
     }
 }
 
@@ -49,7 +43,7 @@ impl Collector for Http {
     fn send(&mut self, messages: &[Message]) -> Result<(), String> {
         let events = messages.iter().map(|message| message.json.as_str()).collect::<Vec<_>>().join(",");
         let body = format!(r#"{{"source":{},"events":[{events}]}}"#, json!(self.settings.source));
-        self.post(&body).map_err(|error| error.to_string())
+        self.post(body).map_err(|error| error.to_string())
     }
 
     fn target(&self) -> String {

@@ -1,6 +1,7 @@
 //! Attacks on answers that are kept, and on votes.
 
 use super::super::attacker::Attacker;
+use bytes::Bytes;
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -16,6 +17,15 @@ pub async fn replays(attacker: Attacker) {
             let body = json!({"messages": [{"role": "user", "content": format!("{n}")}], "n": 8, "max_tokens": 30, "logprobs": true,
                               "top_logprobs": 20, "stream": n % 2 == 0});
             attacker.ask(Method::POST, CHAT, body.to_string().into(), &[("idempotency-key", &format!("flood-{n}"))]).await;
+        })
+        .await;
+}
+
+pub async fn large_replays(attacker: Attacker) {
+    let body = Bytes::from(json!({"prompt": "x".repeat(7 << 20)}).to_string());
+    attacker
+        .each(8, async |n| {
+            attacker.ask(Method::POST, "/v1/completions", body.clone(), &[("idempotency-key", &format!("large-{n}"))]).await;
         })
         .await;
 }

@@ -19,7 +19,7 @@ const SOON: Duration = Duration::from_secs(2);
 const STALLED: usize = 150;
 
 /// Opens this many connections concurrently from an address, sends `bytes` on each, and holds it until it is closed.
-async fn hold(attacker: &Attacker, address: u8, connections: usize, bytes: &[u8]) {
+pub(super) async fn hold(attacker: &Attacker, address: u8, connections: usize, bytes: &[u8]) {
     let one = || async {
         while !attacker.is_over() {
             let Ok(mut stream) = attacker.connect_from(address).await else {
@@ -72,6 +72,20 @@ pub async fn slow_heads(attacker: Attacker) {
         }
     };
     join_all((0..500).map(|_| slow())).await;
+}
+
+pub async fn no_host(attacker: Attacker) {
+    let key = &attacker.key;
+    let requests = ["GET /v1/models", "POST /v1/completions"].map(|what| {
+        format!("{what} HTTP/1.1\r\nauthorization: Bearer {key}\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{{}}")
+    });
+    attacker
+        .each(64, async |n| {
+            if let Some(mut stream) = attacker.say(requests[n as usize % requests.len()].as_bytes()).await {
+                attacker.hear(&mut stream, SOON).await;
+            }
+        })
+        .await;
 }
 
 pub async fn giant_heads(attacker: Attacker) {

@@ -2,9 +2,11 @@
 
 use super::{
     super::attacker::Attacker,
+    connections::hold,
     stored::{LISTS, try_all},
 };
 use bytes::Bytes;
+use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::json;
 use std::time::Duration;
@@ -87,6 +89,49 @@ pub async fn guessed_keys(attacker: Attacker) {
             let mut guesser = attacker.clone();
             guesser.key = key;
             guesser.ask(Method::POST, "/v1/chat/completions", if n % 8 == 0 { body.clone() } else { Bytes::from_static(b"{}") }, &[]).await;
+        })
+        .await;
+}
+
+/// Tokens that are well-formed, and signed by a key of which nothing is known.
+pub async fn forged_tokens(attacker: Attacker) {
+    // {"alg":"ES256","kid":"x"}, {"sub":"ann"}
+    let token = format!("eyJhbGciOiJFUzI1NiIsImtpZCI6IngifQ.eyJzdWIiOiJhbm4ifQ.{}", "A".repeat(86));
+    let request = format!("{}\r\n", attacker.with_key(&token).head("GET", "/v1/models"));
+    join_all((0..16).map(|address| hold(&attacker, address, 256, request.as_bytes()))).await;
+}
+
+/// The requests of one key in a minute.
+const PER_KEY: usize = 20;
+
+/// Requests that each key may send: together, many times as many as the cluster can answer.
+pub async fn many_keys(attacker: Attacker) {
+    let clients: Vec<_> = attacker.more_keys.iter().map(|key| attacker.with_key(key)).collect();
+    let line = json!({"custom_id": "a", "method": "POST", "url": "/v1/completions",
+                      "body": {"model": attacker.model, "prompt": "hi", "max_tokens": 64}});
+    let file = format!("{line}\n");
+    attacker
+        .each(128, async |n| {
+            let (turn, place) = (n as usize / clients.len(), n as usize % clients.len());
+            if turn >= PER_KEY {
+                return attacker.linger().await;
+            }
+            let client = &clients[place];
+            match (turn + place) % 4 {
+                0 => {
+                    let said = json!([{"role": "user", "content": format!("{n}: go on, and on, and on.")}]);
+                    client.post_json("/v1/chat/completions", &json!({"messages": said, "max_tokens": 64, "stream": n % 2 == 0})).await;
+                }
+                1 => {
+                    let texts: Vec<_> = (0..16).map(|i| format!("{n} {i} what does the wheel of the mill turn?")).collect();
+                    client.post_json("/v1/embeddings", &json!({"input": texts})).await;
+                }
+                2 => drop(client.upload(&file.repeat(200)).await),
+                _ => {
+                    let item = json!({"type": "message", "role": "user", "content": format!("{n} ").repeat(1000)});
+                    client.post_json("/v1/conversations", &json!({"items": [item]})).await;
+                }
+            }
         })
         .await;
 }

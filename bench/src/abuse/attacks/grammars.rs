@@ -156,6 +156,20 @@ pub async fn followed(attacker: Attacker) {
         .await;
 }
 
+/// Every item of a row of the parser is compared with all others. Grammars are followed for some tokens when they are judged, and each other
+/// one of these is slow only after more.
+pub async fn slow_masks(attacker: Attacker) {
+    let names: Vec<_> = (0..400).map(|i| format!("r{i}")).collect();
+    let rules: String = (0..400).map(|i| format!("\nr{i}: /[a-z]{{1,{}}}/ s?", i + 2)).collect();
+    attacker
+        .each(AT_ONCE, async |n| {
+            let before = if n.is_multiple_of(2) { String::new() } else { format!("\"0\"{{{}}}", 40 + n % 20) };
+            let grammar = format!("start: {before} s\ns: {}{rules}", names.join(" | "));
+            attacker.post_json(TEXT, &json!({"prompt": format!("{n}"), "max_tokens": 64, "guided_grammar": grammar})).await;
+        })
+        .await;
+}
+
 pub async fn choices(attacker: Attacker) {
     let choices: Vec<_> = (0..20_000).map(|n| n.to_string()).collect();
     let body = json!({"prompt": "hi", "guided_choice": choices});

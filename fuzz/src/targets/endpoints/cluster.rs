@@ -56,7 +56,7 @@ impl Cluster {
             ..toml::from_str(SETTINGS)?
         };
         // This program is its own grammar helper.
-        let settings = Settings { grammar_helper: std::env::current_exe()?, ..flags.check()? };
+        let settings = Settings { helper: std::env::current_exe()?, ..flags.check()? };
         let coordinator = Coordinator::bind(settings).await?;
         let url = format!("http://{}", coordinator.http);
         let admin = coordinator.admin.map(|addr| format!("http://{addr}")).unwrap_or_else(|| url.clone());

@@ -1,5 +1,6 @@
 //! An operator's endpoint as a tool: arguments are posted as JSON, and the response is text for the model.
 
+use super::permission::Permission;
 use crate::text::tool::Tool;
 use serde_json::Value;
 use std::{path::PathBuf, sync::Arc, time::Duration};
@@ -23,6 +24,7 @@ pub struct EndpointSettings {
     pub token: Option<PathBuf>,
     /// The time limit of a call, including the wait for its turn.
     pub timeout: Duration,
+    pub permission: Permission,
 }
 
 #[derive(Debug)]

@@ -7,8 +7,9 @@
 //! are there once it answers. Its last known tools are still offered while it does not answer; calls then return an error.
 
 mod http;
+mod sessions;
 
-use super::endpoint::THREAD_LEFT;
+use super::{endpoint::THREAD_LEFT, permission::Permission};
 use crate::{features::metrics, text::tool::Tool};
 use http::{Failure, Http};
 use parking_lot::RwLock;
@@ -25,7 +26,13 @@ use rmcp::{
     },
 };
 use serde_json::Value;
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use sessions::Sessions;
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tidemill_tenancy::web::{Target, TargetError};
 use tokio::{
     sync::{Notify, watch},
@@ -67,6 +74,7 @@ pub struct McpSettings {
     pub allowed: Option<Vec<String>>,
     /// Whether calls must follow the tools' schemas.
     pub strict: bool,
+    pub permission: Permission,
 }
 
 #[derive(Debug)]
@@ -76,9 +84,12 @@ pub struct McpServer {
     timeout: Duration,
     allowed: Option<Vec<String>>,
     strict: bool,
+    permission: Permission,
     http: Http,
     /// The connected server; `None` before it has answered.
     known: RwLock<Option<Arc<Known>>>,
+    /// The connections by which tenants' calls go.
+    sessions: Sessions<Connection>,
     /// Notified when there is a reason to list the tools now.
     look: Arc<Notify>,
 }
@@ -120,6 +131,11 @@ impl ClientHandler for Listener {
 type Connection = RunningService<RoleClient, Listener>;
 
 impl McpServer {
+    /// The callers that may use its tools.
+    pub fn permission(&self) -> &Permission {
+        &self.permission
+    }
+
     pub fn new(settings: McpSettings) -> Result<Self, TargetError> {
         let client = settings.target.client_without_redirects(settings.timeout + THREAD_LEFT)?;
         Ok(Self {
@@ -127,9 +143,11 @@ impl McpServer {
             url: settings.target.url,
             timeout: settings.timeout,
             allowed: settings.allowed,
+            permission: settings.permission,
             strict: settings.strict,
             http: Http::new(client, settings.token, AT_ONCE),
             known: RwLock::new(None),
+            sessions: Sessions::default(),
             look: Arc::default(),
         })
     }
@@ -143,22 +161,36 @@ impl McpServer {
         self.known.read().clone()
     }
 
-    /// Calls a tool by the name under which it is offered. Returns its output, or a description of the error.
-    pub async fn call(self: Arc<Self>, tool: String, arguments: Value) -> Result<String, String> {
+    /// Calls a tool by the name under which it is offered, in the tenant's own session: a server may remember things by session, and each
+    /// tenant finds only its own. Returns its output, or a description of the error.
+    pub async fn call(self: Arc<Self>, tenant: Option<String>, tool: String, arguments: Value) -> Result<String, String> {
         let known = self.known().ok_or("its server has not answered yet")?;
         let tool = known.tools.get(&tool).ok_or("its server does not have it any more")?;
         let Value::Object(arguments) = arguments else { return Err("the arguments must be an object".into()) };
         let params = CallToolRequestParams::new(tool.name.clone()).with_arguments(arguments);
-        match timeout(self.timeout, known.peer.call_tool(params)).await {
-            Ok(Ok(result)) => told(result),
-            Ok(Err(error)) => {
-                if known.peer.is_transport_closed() {
-                    self.look.notify_one();
-                }
-                Err(of_service(&error))
+        let called = async {
+            let peer = match tenant {
+                Some(tenant) => self.session(tenant).await?,
+                None => known.peer.clone(),
+            };
+            let called = peer.call_tool(params).await;
+            if called.is_err() && peer.is_transport_closed() {
+                self.look.notify_one();
             }
-            Err(_) => Err(format!("no answer within {:?}", self.timeout)),
-        }
+            told(called.map_err(|error| of_service(&error))?)
+        };
+        timeout(self.timeout, called).await.unwrap_or_else(|_| Err(format!("no answer within {:?}", self.timeout)))
+    }
+
+    async fn session(&self, tenant: String) -> Result<Peer<RoleClient>, String> {
+        let session = self.sessions.of(tenant, Instant::now());
+        // The first calls of a tenant wait for one handshake.
+        let mut connection = session.lock().await;
+        let connection = match &mut *connection {
+            Some(connection) if !connection.is_transport_closed() => connection,
+            none => none.insert(self.connect().await?),
+        };
+        Ok(connection.peer().clone())
     }
 
     /// Keeps a connection and the list of tools, until `ended`.
@@ -170,6 +202,7 @@ impl McpServer {
                 _ = ended.wait_for(|ended| *ended) => break,
             };
             metrics::show_mcp_server(&self.name, looked.is_ok());
+            self.sessions.expire(Instant::now());
             match looked {
                 Ok(known) => {
                     failures = 0;

@@ -8,7 +8,7 @@ use crate::{
     base::shares::Share,
     requests::error::ApiError,
     serving::gateway::Gateway,
-    store::{Kind, Page, Part, Record, RecordPage},
+    store::{Kind, Page, Part, Record, RecordPage, access::Loaded},
 };
 use axum::{
     body::{Body, Bytes},
@@ -91,15 +91,16 @@ impl Walk {
     }
 }
 
-async fn line(gateway: &Arc<Gateway>, record: Record) -> Result<(Bytes, Share), ApiError> {
+async fn line(gateway: &Arc<Gateway>, loaded: Loaded<Record>) -> Result<(Bytes, Share), ApiError> {
     #[derive(Serialize)]
     struct Line<'a> {
         #[serde(flatten)]
         conversation: Value,
         items: Vec<&'a RawValue>,
     }
+    // The line takes the place of what it is made of.
+    let (record, share) = loaded.into_parts();
     let bytes = record.items.iter().map(|item| item.body.len()).sum();
-    let share = gateway.admit_answer(bytes)?;
     let line = gateway.compute_body(bytes, move || {
         let items = record.items.iter().map(written::raw).collect::<Result<_, _>>()?;
         let mut line = serde_json::to_vec(&Line { conversation: shown(&record)?, items }).expect("its keys are strings");

@@ -23,7 +23,7 @@ use crate::{
         items::{self, ItemContent, Sent, recall},
     },
     serving::{answer::Delta, gateway::Gateway},
-    store::{Addition, Cut, Item, Kind, NewRecord, Part, Record, Rewrite, StoreError},
+    store::{Addition, Cut, Item, Kind, NewRecord, Part, Record, Rewrite, StoreError, access::Loaded},
     text::tokenizer::Tokenizer,
 };
 use serde::Deserialize;
@@ -59,7 +59,7 @@ pub struct TurnOptions {
 pub enum Before {
     New(Conversation),
     Stored {
-        record: Record,
+        record: Loaded<Record>,
         conversation: Conversation,
         /// The number of items of its history from which the turn continues.
         kept: usize,
@@ -98,8 +98,8 @@ enum Fate {
     },
 }
 
-/// Loads the conversation that a chat's body names.
-pub async fn before(gateway: &Gateway, named: ConversationField) -> Result<Before, ApiError> {
+/// Loads the conversation that a chat's body names. One that will not be `shortened` is refused before that if it fits no model.
+pub async fn before(gateway: &Gateway, named: ConversationField, shortened: bool) -> Result<Before, ApiError> {
     let wish = match named {
         ConversationField::Id(id) if id == NEW => TurnOptions::default(),
         ConversationField::Id(id) => TurnOptions { id: Some(id), ..TurnOptions::default() },
@@ -119,7 +119,9 @@ pub async fn before(gateway: &Gateway, named: ConversationField) -> Result<Befor
     if !id.starts_with("conv_") {
         return Err(ApiError::not_found("conversation", format!("`{id}` is not a conversation's id")));
     }
-    let record = match gateway.store().load(&gateway.owner(), id, Part::All).await {
+    let is_cut = shortened || wish.replace.is_some() || wish.regenerate;
+    let tokens_max = if is_cut { u64::MAX } else { gateway.largest_context() };
+    let record = match gateway.store().load_for(&gateway.owner(), id, Part::All, tokens_max).await {
         Ok(record) => record,
         Err(error @ (StoreError::Failed(_) | StoreError::Busy)) => {
             tracing::warn!(%error, "could not load a conversation; answering the chat without it");
@@ -183,7 +185,9 @@ impl Before {
         let mut summaries = Summaries::default();
         let (mut conversation, recalled, found) = match self {
             Self::New(conversation) => (conversation, Vec::new(), None),
-            Self::Stored { mut record, conversation, kept } => {
+            Self::Stored { record, conversation, kept } => {
+                // Its share ends with the work on it.
+                let (mut record, _share) = record.into_parts();
                 let cut = (kept < record.items.len()).then_some(Cut { keep: kept, of: record.items.len() });
                 record.items.truncate(kept);
                 summaries = Summaries::read(record.summary.as_deref()).within(kept);

@@ -32,7 +32,7 @@ use crate::{
         },
         running::{Fixed, Place},
     },
-    store::{Addition, Item, NewRecord, Owner, Part, Record, Rewrite, StoreError},
+    store::{Addition, Item, NewRecord, Owner, Part, Record, Rewrite, StoreError, access::Loaded},
     text::tokenizer::Tokenizer,
 };
 use axum::response::{Response, sse::Event};
@@ -69,34 +69,30 @@ struct Recording {
 /// The stored data that a request named.
 #[derive(Debug)]
 pub(super) struct Stored {
-    /// Items of the history.
-    before: Vec<Item>,
-    /// The conversation, without its items.
-    conversation: Option<Record>,
+    /// The response or the conversation that it continues, with all items.
+    before: Option<Loaded<Record>>,
     /// Items that the input names.
-    named: Vec<Item>,
+    named: Option<Loaded<Vec<Item>>>,
 }
 
 impl Stored {
     pub(super) async fn look_up(gateway: &Gateway, Named { before, items }: Named) -> Result<Self, ApiError> {
         let owner = gateway.owner();
-        let (before, conversation) = match &before {
-            Before::Nothing => (Vec::new(), None),
-            Before::Response(id) => (history(gateway, &owner, "previous_response_id", "resp_", id).await?.items, None),
-            Before::Conversation(id) => {
-                let mut record = history(gateway, &owner, "conversation", "conv_", id).await?;
-                (mem::take(&mut record.items), Some(record))
-            }
+        let before = match &before {
+            Before::Nothing => None,
+            Before::Response(id) => Some(history(gateway, &owner, "previous_response_id", "resp_", id).await?),
+            Before::Conversation(id) => Some(history(gateway, &owner, "conversation", "conv_", id).await?),
         };
         let named = match items.is_empty() {
-            true => Vec::new(),
-            false => gateway.store().find(&owner, &items).await.map_err(|error| ApiError::of_store("input", error))?,
+            true => None,
+            false => Some(gateway.store().find(&owner, &items).await.map_err(|error| ApiError::of_store("input", error))?),
         };
-        Ok(Self { before, conversation, named })
+        Ok(Self { before, named })
     }
 
     fn bytes(&self) -> usize {
-        self.before.iter().chain(&self.named).map(|item| item.body.len()).sum()
+        let items = self.before.iter().flat_map(|record| &record.items).chain(self.named.iter().flat_map(|items| items.iter()));
+        items.map(|item| item.body.len()).sum()
     }
 }
 
@@ -114,7 +110,11 @@ struct Completed {
 }
 
 impl Completed {
-    fn new(gateway: &Gateway, mut request: Request, Stored { before, conversation, named }: Stored) -> Result<Self, ApiError> {
+    fn new(gateway: &Gateway, mut request: Request, Stored { before, named }: Stored) -> Result<Self, ApiError> {
+        // Their shares end with the work on them.
+        let (mut record, _share) = before.map(Loaded::into_parts).unzip();
+        let before = record.as_mut().map(|record| mem::take(&mut record.items)).unwrap_or_default();
+        let conversation = record.filter(|record| record.id.starts_with("conv_"));
         let id = new_id("resp_");
         let mut fixed = Map::new();
         fixed.insert("id".into(), id.clone().into());
@@ -129,7 +129,7 @@ impl Completed {
         };
         let recalled = before.iter().map(|item| items::recall(item).map(|(_, said)| said)).collect::<Result<Vec<_>, _>>()?;
         let mut looked_up = HashMap::new();
-        for item in &named {
+        for item in named.iter().flat_map(|items| items.iter()) {
             looked_up.insert(item.id.as_str(), (item, items::recall(item)?.1));
         }
         let (last, chained) = (before.last().map_or("", |item| &item.id), conversation.is_none());
@@ -351,11 +351,12 @@ fn titled(record: &Record, items: &[Item]) -> Option<Rewrite> {
 }
 
 /// Loads a stored response or conversation.
-async fn history(gateway: &Gateway, owner: &Owner, param: &str, prefix: &str, id: &str) -> Result<Record, ApiError> {
+async fn history(gateway: &Gateway, owner: &Owner, param: &str, prefix: &str, id: &str) -> Result<Loaded<Record>, ApiError> {
     if !id.starts_with(prefix) {
         return Err(ApiError::not_found(param, format!("`{id}` is not an id that `{param}` could name: those begin with `{prefix}`")));
     }
-    gateway.store().load(owner, id, Part::All).await.map_err(|error| ApiError::of_store(param, error))
+    let tokens_max = gateway.largest_context();
+    gateway.store().load_for(owner, id, Part::All, tokens_max).await.map_err(|error| ApiError::of_store(param, error))
 }
 
 /// Completes the input with ids, and returns its content as well.

@@ -17,6 +17,7 @@ use crate::{
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use tidemill_proto::block::{ACCOUNT_SALT_BYTES, TENANT_SALT_BYTES};
 use tidemill_tenancy::records::Erasure;
 
 /// The interval at which orders are looked for, and a removal is repeated.
@@ -44,12 +45,17 @@ pub struct Erased {
     pub usage_events: u64,
 }
 
-/// The first part of a tenant's salts, which names its blocks: another one after each erasure.
-pub(super) fn salt(tenant: &str, erased: u64) -> [u8; 32] {
-    match erased {
+/// The first part of a tenant's salts, which names its blocks: another one after each erasure. Tenants of the tier that is shed first have
+/// one account together.
+pub(super) fn salt(tenant: &str, erased: u64, is_shed_first: bool) -> [u8; TENANT_SALT_BYTES] {
+    let mut salt = match erased {
         0 => blake3::derive_key("tidemill tenant salt v1", tenant.as_bytes()),
         erased => blake3::derive_key("tidemill tenant salt after erasures v1", &[&erased.to_le_bytes(), tenant.as_bytes()].concat()),
+    };
+    if is_shed_first {
+        salt[..ACCOUNT_SALT_BYTES].copy_from_slice(b"unpaid!!");
     }
+    salt
 }
 
 impl Erased {
@@ -82,7 +88,7 @@ impl Gateway {
         let mut problems = Vec::new();
         (erased.cached_answers, erased.replays) = self.erase_caches(&whose.tenant, erasing);
         erased.vectors = self.erase_vectors(&whose.tenant, erasing);
-        if shared || !self.store().is_shared() {
+        if shared || !self.shared.settings.store.is_shared() {
             match self.store().erase(whose, erasing).await {
                 Ok(held) => {
                     (erased.responses, erased.conversations, erased.memories) = (held.responses, held.conversations, held.memories);
@@ -120,8 +126,8 @@ impl Gateway {
     /// Drops the tenant's cached answers of before its last erasure, which no request finds any more, and its recordings.
     fn erase_caches(&self, tenant: &str, erasing: Erasing) -> (u64, u64) {
         let mut cached = 0;
-        for earlier in 0..self.tenants().erased(tenant) {
-            let salt: response_cache::Tenant = salt(tenant, earlier);
+        for salt in self.earlier_salts(tenant) {
+            let salt: response_cache::Tenant = salt;
             if let Some(cache) = &self.shared.response_cache {
                 let mut cache = cache.cache();
                 cached += if erasing == Erasing::Remove { cache.forget(salt) } else { cache.held(salt) };
@@ -138,7 +144,12 @@ impl Gateway {
     fn erase_vectors(&self, tenant: &str, erasing: Erasing) -> u64 {
         let Some(recall) = &self.shared.recall else { return 0 };
         let act = |salt| if erasing == Erasing::Remove { recall.forget(salt) } else { recall.held(salt) };
-        (0..self.tenants().erased(tenant)).map(|earlier| act(salt(tenant, earlier))).sum()
+        self.earlier_salts(tenant).map(act).sum()
+    }
+
+    /// The salts that a tenant had before its last erasure, in whichever tiers it was.
+    fn earlier_salts(&self, tenant: &str) -> impl Iterator<Item = [u8; TENANT_SALT_BYTES]> {
+        (0..self.tenants().erased(tenant)).flat_map(move |earlier| [false, true].map(|is_shed_first| salt(tenant, earlier, is_shed_first)))
     }
 
     /// Waits until no other erasure is at work here.
@@ -231,12 +242,16 @@ impl Gateway {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidemill_proto::block::Tenant;
 
     #[test]
     fn a_salt_changes_with_each_erasure_and_is_as_before_without_one() {
-        assert_eq!(salt("acme", 0), blake3::derive_key("tidemill tenant salt v1", b"acme"));
+        assert_eq!(salt("acme", 0, false), blake3::derive_key("tidemill tenant salt v1", b"acme"));
         let salts: BTreeSet<_> =
-            ["acme", "acme2", "a"].into_iter().flat_map(|tenant| (0..5).map(move |erased| salt(tenant, erased))).collect();
+            ["acme", "acme2", "a"].into_iter().flat_map(|tenant| (0..5).map(move |erased| salt(tenant, erased, false))).collect();
         assert_eq!(salts.len(), 15);
+        let account = |tenant, is_shed_first| Tenant::of_salt(&salt(tenant, 0, is_shed_first));
+        assert!(account("acme", true) == account("other", true) && salt("acme", 0, true) != salt("other", 0, true));
+        assert!(account("acme", false) != account("other", false) && account("acme", false) != account("acme", true));
     }
 }

@@ -2,27 +2,30 @@
 
 use super::Gateway;
 use crate::{
-    base::shares::{Party, Share},
-    requests::{
-        body::Whole,
-        computing::{self, LARGE_BYTES, Stage},
-        error::ApiError,
-        parse,
+    base::{
+        line::{LARGE_BYTES, Stage},
+        shares::{Party, Share},
     },
+    requests::{body::Whole, computing, error::ApiError, parse},
     tenants::Caller,
 };
 use axum::body::Body;
 use serde::de::DeserializeOwned;
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 use tokio::sync::OwnedSemaphorePermit;
 
-/// The maximum size of stored items that are being sent to one client.
+/// The maximum size of stored items that are loaded for, or being sent to, one client.
 pub(super) const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
 impl Gateway {
     /// The party whose share a request counts to: its tenant, or its address while no key is needed.
     pub fn party(&self) -> Party {
         self.caller.as_ref().map_or(Party::Server, |caller| caller.party())
+    }
+
+    /// The time within which a request's body must arrive, and the longest silence in an upload.
+    pub fn body_timeout(&self) -> Duration {
+        self.shared.settings.requests.body_timeout
     }
 
     pub async fn read(&self, body: Body) -> Result<Whole, ApiError> {

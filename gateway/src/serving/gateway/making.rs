@@ -18,6 +18,7 @@ use crate::{
         recall::Recall,
         replays::Replays,
     },
+    store::access::SharedStore,
 };
 use parking_lot::RwLock;
 use std::{
@@ -26,7 +27,7 @@ use std::{
 };
 use tokio::sync::Semaphore;
 
-/// The maximum size of stored items that are being sent to all clients together.
+/// The maximum size of stored items that are loaded for, or being sent to, all clients together.
 const ANSWERS_BYTES_MAX: u64 = 256 << 20;
 /// The maximum number of concurrent uploads.
 const UPLOADS_MAX: u64 = 16;
@@ -35,6 +36,7 @@ impl Gateway {
     /// Creates a gateway of `models`: at least one, with distinct names. The handle is bound to the first. `aliases` are given with their
     /// models.
     pub fn new(models: Vec<ServedModel>, aliases: BTreeMap<String, String>, generating: Generating, settings: GatewaySettings) -> Self {
+        let answers = Pool::new(Shares::new(ANSWERS_BYTES_MAX, ANSWER_BYTES_MAX));
         let shared = Shared {
             models: models.into_iter().map(Arc::new).collect(),
             aliases: RwLock::new(Arc::new(aliases)),
@@ -55,9 +57,10 @@ impl Gateway {
             objectives: Arc::new(Objectives::new(settings.classes.clone())),
             recent: Arc::default(),
             viewers: Arc::new(Semaphore::new(VIEWERS_MAX)),
-            bodies: Bodies::new(settings.requests.body_bytes_max, settings.requests.bodies_bytes_max),
+            bodies: Bodies::new(settings.requests.body_bytes_max, settings.requests.bodies_bytes_max, settings.requests.body_timeout),
             requests: Pool::new(Shares::new(settings.requests_max as u64, (settings.requests_max as u64).div_ceil(2))),
-            answers: Pool::new(Shares::new(ANSWERS_BYTES_MAX, ANSWER_BYTES_MAX)),
+            store: SharedStore::new(Arc::clone(&settings.store), answers.clone(), ANSWER_BYTES_MAX),
+            answers,
             uploads: Pool::new(Shares::quarters(UPLOADS_MAX, 0)),
             computing: Computing::start(),
             leaving: AtomicBool::new(false),

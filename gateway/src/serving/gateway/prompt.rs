@@ -17,6 +17,7 @@ use crate::{
     text::{
         output::OutputRules,
         sewn::Sewn,
+        template::TemplateError,
         tools::grammar::{AnswerRules, Forced, Refused},
     },
 };
@@ -107,6 +108,7 @@ impl Gateway {
             DialogError::ToolName(_) | DialogError::TooManyTools(_) | DialogError::ToolTwice(_) | DialogError::Parameters(_) => {
                 ApiError::invalid("tools", error.to_string())
             }
+            DialogError::Template(TemplateError::Unavailable(reason)) => ApiError::not_rendered(&reason),
             DialogError::NoTemplate | DialogError::Template(_) | DialogError::NoSeam => ApiError::invalid(param, error.to_string()),
         })
     }

@@ -99,7 +99,18 @@ mod tests {
     async fn each_kind_goes_at_its_own_age_and_what_has_none_stays() {
         let dir = tempfile::tempdir().unwrap();
         let room = Room { files: 3, bytes: 100 };
-        let limits = Limits { file_bytes: 50, lines: 10, room, files_age: AGE, batches_age: None, at_once: 2, line_bytes: 1000 };
+        let (total_bytes, reserve_bytes) = (1000, 0);
+        let limits = Limits {
+            file_bytes: 50,
+            lines: 10,
+            room,
+            total_bytes,
+            reserve_bytes,
+            files_age: AGE,
+            batches_age: None,
+            at_once: 2,
+            line_bytes: 1000,
+        };
         let batches = Batches::open(dir.path(), limits).unwrap();
         let arriving = batches.upload("acme").await.unwrap();
         let file = batches.keep(arriving, "acme", "requests.jsonl".into(), None).await.unwrap();

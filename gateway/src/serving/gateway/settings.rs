@@ -80,6 +80,8 @@ pub struct RequestSettings {
     pub body_bytes_max: usize,
     /// The maximum size of all request bodies that are arriving or being worked on.
     pub bodies_bytes_max: u64,
+    /// The time within which a request's body must have arrived, and the longest silence in an upload.
+    pub body_timeout: Duration,
     /// Whether a `max_tokens` that does not fit after the prompt is refused. Otherwise it is reduced to the room.
     pub max_tokens_must_fit: bool,
     /// The names under which the ports are reached, besides addresses and `localhost`, while no key protects them.

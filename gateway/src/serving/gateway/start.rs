@@ -54,6 +54,29 @@ impl Start<'_> {
     }
 }
 
+/// A request that has its quota.
+struct Admitted {
+    metered: Metered,
+    /// The longest sequence that could run when it was admitted.
+    context: u32,
+    /// The maximum length of an answer; with 0 (scoring only) one hidden token is generated.
+    max_tokens: u32,
+}
+
+impl Admitted {
+    /// The maximum length of the answer to a prompt: one that [shrinks](Options::max_tokens_shrinks) is reduced to the room after it.
+    fn answer_tokens(&self, prompt: &Tokens, options: &Options) -> u32 {
+        answer_tokens(self.context, self.max_tokens, prompt, options)
+    }
+}
+
+fn answer_tokens(context: u32, max_tokens: u32, prompt: &Tokens, options: &Options) -> u32 {
+    match options.max_tokens_shrinks {
+        true => max_tokens.min(context.saturating_sub(prompt.len() as u32)).max(1),
+        false => max_tokens.max(1),
+    }
+}
+
 impl Gateway {
     /// Checks a request's options, within its sender's rights.
     pub fn options(&self, arrived: Instant, mut request: GenerateRequest) -> Result<Options, ApiError> {
@@ -82,7 +105,8 @@ impl Gateway {
     /// The salt of cached blocks: it separates a tenant from all others, and within a tenant requests with different `cache_salt`s. A
     /// client cannot forge the tenant's part.
     pub(super) fn salt(&self, cache_salt: &[u8]) -> Vec<u8> {
-        let tenant = self.tenant().map(|tenant| erasing::salt(tenant, self.tenants().erased(tenant)));
+        let is_shed_first = self.tier().is_some_and(|tier| tier.is_shed_first());
+        let tenant = self.tenant().map(|tenant| erasing::salt(tenant, self.tenants().erased(tenant), is_shed_first));
         tenant.iter().flatten().chain(cache_salt).copied().collect()
     }
 
@@ -98,16 +122,18 @@ impl Gateway {
         self.start(&[prompt], &mut options, start).await
     }
 
-    /// Starts the answer to prompts: moderates uncertain findings, bounds the answer's length, and gives the prompts to the cluster, unless
-    /// a cache has the answer. A constraint must have been [checked](Self::check_constraint).
+    /// Starts the answer to prompts: bounds the answer's length, takes the quota, moderates uncertain findings, and gives the prompts to the
+    /// cluster, unless a cache has the answer. A constraint must have been [checked](Self::check_constraint).
     pub async fn start(&self, prompts: &[Tokens], options: &mut Options, start: Start<'_>) -> Result<Answer, ApiError> {
         let Start { param, operation, id, max_tokens_default, prompt_logprobs, question } = start;
-        self.moderate_prompt(param, options).await?;
         let room = self.room(prompts)?;
         let max_tokens = options.max_tokens.unwrap_or_else(|| max_tokens_default(self.answer_tokens(prompts, options.choices, room)));
+        let admitted = self.admit(param, prompts, options, max_tokens).await?;
+        // A moderator and an encoder work only for what has been paid for.
+        self.moderate_prompt(param, options).await?;
         self.complete_question(options, id).await;
         let traced = self.traced(operation, options.class);
-        let mut answer = self.submit(param, prompts, options, max_tokens, prompt_logprobs, traced).await?;
+        let mut answer = self.submit(prompts, options, admitted, prompt_logprobs, traced)?;
         self.remember(&mut answer, id, question);
         Ok(answer)
     }
@@ -140,14 +166,27 @@ impl Gateway {
         self.shared.settings.tenants.answer_tokens(caller, &self.model.name, room, prompt_tokens, choices)
     }
 
-    /// Submits all prompts to the cluster. With `max_tokens` 0 (scoring only) one hidden token is generated. A `max_tokens` that
-    /// [shrinks](Options::max_tokens_shrinks) is reduced, for each prompt, to the room after it.
-    async fn submit(
+    /// Checks that the prompts and their answers fit, and takes their quota.
+    async fn admit(&self, param: &str, prompts: &[Tokens], options: &Options, max_tokens: u32) -> Result<Admitted, ApiError> {
+        let min_tokens = options.rules.min_tokens;
+        self.check_prompts(param, prompts, if options.max_tokens_shrinks { 1 } else { max_tokens.max(1) })?;
+        let context = self.context_tokens()?;
+        let generated = |prompt: &Tokens| answer_tokens(context, max_tokens, prompt, options);
+        if let Some(most) = prompts.iter().map(generated).find(|&most| min_tokens > most) {
+            let message = format!("`min_tokens` is {min_tokens}: the answer can have at most {most} tokens, by `max_tokens` and what fits");
+            return Err(ApiError::invalid("min_tokens", message));
+        }
+        let answer_tokens = u64::from(options.choices) * prompts.iter().map(|prompt| u64::from(generated(prompt))).sum::<u64>();
+        let metered = self.reserve(options.arrived, options.class, prompts, answer_tokens).await?;
+        Ok(Admitted { metered, context, max_tokens })
+    }
+
+    /// Submits all prompts to the cluster.
+    fn submit(
         &self,
-        param: &str,
         prompts: &[Tokens],
         options: &Options,
-        max_tokens: u32,
+        admitted: Admitted,
         prompt_logprobs: Option<u32>,
         traced: Option<Traced>,
     ) -> Result<Answer, ApiError> {
@@ -157,24 +196,17 @@ impl Gateway {
         if options.constraint.as_ref().is_some_and(|constrained| !constrained.has_passed) {
             return Err(ApiError::internal("a grammar was not checked: please report this as a bug"));
         }
-        let hidden = max_tokens == 0;
-        let min_tokens = options.rules.min_tokens;
-        self.check_prompts(param, prompts, if options.max_tokens_shrinks { 1 } else { max_tokens.max(1) })?;
-        let context = self.context_tokens()?;
-        let generated = |prompt: &Tokens| match options.max_tokens_shrinks {
-            true => max_tokens.min(context.saturating_sub(prompt.len() as u32)).max(1),
-            false => max_tokens.max(1),
-        };
-        if let Some(most) = prompts.iter().map(generated).find(|&most| min_tokens > most) {
-            let message = format!("`min_tokens` is {min_tokens}: the answer can have at most {most} tokens, by `max_tokens` and what fits");
-            return Err(ApiError::invalid("min_tokens", message));
-        }
+        let hidden = admitted.max_tokens == 0;
         let request = |prompt: &Tokens| NewRequest {
             prompt: prompt.clone(),
             salt: options.salt.clone(),
             class: options.class,
             sampling: Sampling { logprobs: options.sampling.logprobs.filter(|_| !hidden), ..options.sampling.clone() },
-            stop: StopRule { max_tokens: generated(prompt), min_tokens, stop_tokens: options.rules.stop_tokens.clone() },
+            stop: StopRule {
+                max_tokens: admitted.answer_tokens(prompt, options),
+                min_tokens: options.rules.min_tokens,
+                stop_tokens: options.rules.stop_tokens.clone(),
+            },
             constraint: options.constraint.as_ref().map(|constrained| constrained.constraint.clone()),
             choices: options.choices,
             prompt_logprobs,
@@ -182,8 +214,6 @@ impl Gateway {
             timeout: self.shared.settings.requests.request_timeout,
         };
         let choices = prompts.len() as u64 * u64::from(options.choices);
-        let answer_tokens = u64::from(options.choices) * prompts.iter().map(|prompt| u64::from(generated(prompt))).sum::<u64>();
-        let mut metered = self.reserve(options.arrived, options.class, prompts, answer_tokens).await?;
         let backend = Arc::clone(&self.model.backend);
         let caches =
             Caches { equal: self.shared.response_cache.as_ref(), similar: self.shared.similar.as_ref().zip(options.inquiry.as_ref()) };
@@ -191,6 +221,7 @@ impl Gateway {
             [prompt] if options.repeatable => Submission::repeatable(backend, &caches, request(prompt)),
             _ => Submission::new(backend, prompts.iter().map(request).collect()),
         };
+        let mut metered = admitted.metered;
         let submission = submission.inspect_err(|_| {
             metered.cancel();
             self.shared.objectives.reject(options.class, choices);
@@ -296,7 +327,12 @@ impl Gateway {
 
     /// The longest sequence that can run now, or else that the model allows.
     pub fn context_tokens_max(&self) -> u32 {
-        self.model.backend.context_tokens().unwrap_or(self.model.text.config.context_tokens)
+        self.model.context_tokens_max()
+    }
+
+    /// The longest sequence of any model, for what is loaded before its model is known.
+    pub fn largest_context(&self) -> u64 {
+        self.shared.models.iter().map(|model| u64::from(model.context_tokens_max())).max().unwrap_or(0)
     }
 }
 

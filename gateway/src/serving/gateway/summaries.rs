@@ -48,6 +48,8 @@ impl Gateway {
 }
 
 async fn make(gateway: Arc<Gateway>, settings: Settings, (owner, id): Key, wish: SummaryRequest) -> Result<(), Unmade> {
+    let caller = gateway.tenants().caller_of_batch(&wish.sender).map_err(Unmade::Failed)?;
+    let gateway = gateway.for_caller(Arc::new(caller));
     let record = gateway.store().load(&owner, &id, Part::All).await?;
     let kept = Summaries::read(record.summary.as_deref());
     if kept.iter().any(|summary| summary.items == wish.items) {
@@ -55,8 +57,6 @@ async fn make(gateway: Arc<Gateway>, settings: Settings, (owner, id): Key, wish:
     }
     let told = record.items.get(..wish.items).ok_or(Unmade::Gone)?;
     let last = told.last().ok_or(Unmade::Gone)?.id.clone();
-    let caller = gateway.tenants().caller_of_batch(&wish.sender).map_err(Unmade::Failed)?;
-    let gateway = gateway.for_caller(Arc::new(caller));
     let given_to = gateway.select(Some(&wish.model))?;
     let maker = gateway.select(Some(settings.model.as_deref().unwrap_or(&wish.model)))?;
     let before = kept.clone().within(wish.items).newest().cloned();

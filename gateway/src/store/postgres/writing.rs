@@ -4,14 +4,17 @@
 //! transaction, which is retried.
 
 use super::super::{
-    ALWAYS, AT_A_TIME, Addition, HISTORY_ITEMS_MAX, Held, ITEM_OVERHEAD, Item, Kind, Limits, NewRecord, Owner, RECORD_OVERHEAD, Rewrite,
-    StoreError, Summary, Whose, note_evicted, tenant_of,
+    ALWAYS, AT_A_TIME, Addition, Held, ITEM_OVERHEAD, Item, Kind, Limits, NewRecord, Owner, RECORD_OVERHEAD, Rewrite, StoreError, Summary,
+    Whose, note_evicted, tenant_of,
 };
 use crate::{
     base::room::Shares,
-    store::postgres::failed::{Failed, Outcome, missing, speakable},
+    store::postgres::{
+        failed::{Failed, Outcome, missing, speakable},
+        sizes::{numbers, size},
+    },
 };
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use tokio_postgres::{Client, Row, Transaction};
 
 /// The number of rows in `stored`.
@@ -123,10 +126,7 @@ impl<'a> Writing<'a> {
         let mut history = self.numbers_of(owner, &earlier).await?;
         let new = self.insert_items(owner, &items).await?;
         history.extend(&new);
-        if history.len() > HISTORY_ITEMS_MAX {
-            return Err(StoreError::TooLong { id }.into());
-        }
-        self.check_bytes(&id, &history).await?;
+        self.check_history(&id, &history).await?;
         if let Some((locked, body, conversation)) = conversation {
             self.extend(owner, conversation, locked, &new, &Addition { body: body.clone(), ..Addition::default() }, now).await?;
         }
@@ -169,10 +169,7 @@ impl<'a> Writing<'a> {
         self.forget_summary(owner, &locked, locked.history.len()).await?;
         let Locked { number, body, mut history, .. } = locked;
         history.extend(items);
-        if history.len() > HISTORY_ITEMS_MAX {
-            return Err(StoreError::TooLong { id: id.to_owned() }.into());
-        }
-        self.check_bytes(id, &history).await?;
+        self.check_history(id, &history).await?;
         self.use_items(items).await?;
         let update = "UPDATE tidemill.records SET history = $2, used = $3 WHERE number = $1";
         self.transaction.execute(update, &[&number, &history, &(now as i64)]).await?;
@@ -297,9 +294,7 @@ impl<'a> Writing<'a> {
         let ids: Vec<_> = ids.iter().map(|id| speakable(id)).collect::<Result<_, _>>()?;
         let select = "SELECT items.id, items.number FROM tidemill.items JOIN tidemill.uses ON uses.item = items.number
              WHERE items.owner = $1 AND items.id = ANY($2) ORDER BY items.number FOR UPDATE OF uses";
-        let rows = self.transaction.query(select, &[&owner.0, &ids]).await?;
-        let numbers: HashMap<String, i64> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
-        ids.iter().map(|id| numbers.get(*id).copied().ok_or_else(|| missing(id))).collect()
+        numbers(&ids, &self.transaction.query(select, &[&owner.0, &ids]).await?)
     }
 
     async fn insert_items(&mut self, owner: &Owner, items: &[Item]) -> Outcome<Vec<i64>> {
@@ -353,12 +348,8 @@ impl<'a> Writing<'a> {
         Ok(())
     }
 
-    async fn check_bytes(&self, id: &str, history: &[i64]) -> Outcome<()> {
-        let sum = "SELECT coalesce(sum(octet_length(items.body)), 0)::BIGINT
-             FROM unnest($1::BIGINT[]) AS item JOIN tidemill.items ON items.number = item";
-        let bytes: i64 = self.transaction.query_one(sum, &[&history]).await?.get(0);
-        let max = self.limits.history_bytes;
-        if bytes.unsigned_abs() > max { Err(StoreError::TooLarge { id: id.to_owned(), max }.into()) } else { Ok(()) }
+    async fn check_history(&self, id: &str, history: &[i64]) -> Outcome<()> {
+        Ok(size(&self.transaction, history).await?.check_history(id, history.len(), self.limits)?)
     }
 
     /// Updates a conversation's totals.

@@ -1,7 +1,9 @@
 //! The forms of a dialog that a template accepts unchanged.
 
+use serde::{Deserialize, Serialize};
+
 /// The forms of dialogs that a template accepts unchanged.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Takes {
     /// A call's arguments are JSON text: the template adds them to other text.
     pub(crate) arguments_as_text: bool,

@@ -7,7 +7,6 @@
 //!
 //! Each process tests it before use. The system grants tile state to processes that request it (`arch_prctl`).
 
-#[cfg(test)]
 mod emulated;
 
 use crate::cpu::{
@@ -30,28 +29,26 @@ type Line = <Bf16 as PanelFormat>::Line;
 
 /// Whether this process may use tiles, and they compute as stated above. Requests and tests once, which takes microseconds.
 pub(crate) fn is_available() -> bool {
-    static ANSWER: LazyLock<bool> = LazyLock::new(|| (are_there() || have_stand_ins()) && is_exact());
+    static ANSWER: LazyLock<bool> = LazyLock::new(|| are_there() && is_exact());
+    *ANSWER
+}
+
+/// Whether tiles can be used by tests: this machine's, or emulated ones, from then on.
+pub(crate) fn is_emulated() -> bool {
+    static ANSWER: LazyLock<bool> = LazyLock::new(|| (are_there() && has_int8() || emulated::stand_in()) && is_exact());
     *ANSWER
 }
 
 /// Whether tiles also multiply integers, if they are [available](is_available). The answer is cached, as `cpuid` takes microseconds in a
 /// virtual machine.
 pub(crate) fn has_int8() -> bool {
-    static ANSWER: LazyLock<bool> = LazyLock::new(|| has(AMX_INT8) || !are_there() && have_stand_ins());
+    static ANSWER: LazyLock<bool> = LazyLock::new(|| has(AMX_INT8));
     *ANSWER
 }
 
 /// Whether there are tiles of bf16.
 fn are_there() -> bool {
     has(AMX_BF16) && has(AMX_TILE) && is_granted()
-}
-
-#[cfg(test)]
-use emulated::stand_in as have_stand_ins;
-/// Whether emulated tiles are used: tests emulate them on machines without tiles.
-#[cfg(not(test))]
-const fn have_stand_ins() -> bool {
-    false
 }
 
 fn has(bit: u32) -> bool {
@@ -153,7 +150,7 @@ impl Amx {
     /// Configures tiles for `rows` rows. Up to 16, no more are read: padding rows would evict weights from the caches.
     ///
     /// # Safety
-    /// [`is_available`] is true. A thread has one of these at a time.
+    /// [`is_available`] is true, or [`is_emulated`]. A thread has one of these at a time.
     pub(crate) unsafe fn new(rows: usize) -> Self {
         let config = &raw const CONFIGS[rows.clamp(1, TILE) - 1];
         // SAFETY: tiles are available, as the caller promises; the configuration is valid, and compiled code uses no
@@ -522,8 +519,8 @@ mod tests {
     use crate::cpu::{isa::Isa, simd::portable::Portable};
 
     #[test]
-    fn tiles_are_tested_wherever_there_is_avx512_bf16() {
-        assert_eq!(Isa::Amx.is_available(), Isa::Avx512Bf16.is_available());
+    fn tiles_are_tested_wherever_there_is_avx2() {
+        assert_eq!(Isa::EmulatedAmx.is_available(), Isa::Avx2.is_available());
     }
 
     #[test]

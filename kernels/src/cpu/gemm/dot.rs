@@ -57,15 +57,19 @@ pub(super) enum DotUnit {
     Avx2,
     #[default]
     Portable,
+    /// As `Amx`, on [`Isa::EmulatedAmx`].
+    EmulatedAmx,
 }
 
 impl DotUnit {
     /// All units, best first.
-    pub(super) const ALL: [DotUnit; 5] = [DotUnit::Amx, DotUnit::Avx512Vnni, DotUnit::AvxVnni, DotUnit::Avx2, DotUnit::Portable];
+    pub(super) const ALL: [DotUnit; 6] =
+        [DotUnit::EmulatedAmx, DotUnit::Amx, DotUnit::Avx512Vnni, DotUnit::AvxVnni, DotUnit::Avx2, DotUnit::Portable];
 
     /// The best unit that this machine has and `isa` includes.
     pub(super) fn of(isa: Isa) -> DotUnit {
         let included = DotUnit::ALL.into_iter().filter(|unit| match unit {
+            DotUnit::EmulatedAmx => isa == Isa::EmulatedAmx,
             DotUnit::Amx => isa == Isa::Amx,
             DotUnit::Avx512Vnni => matches!(isa, Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512),
             DotUnit::AvxVnni | DotUnit::Avx2 => isa != Isa::Portable,
@@ -74,9 +78,15 @@ impl DotUnit {
         included.into_iter().find(|unit| unit.is_available()).expect("portable code is always available")
     }
 
+    /// Whether two rows or more are multiplied on tiles.
+    pub(super) fn has_tiles(self) -> bool {
+        matches!(self, DotUnit::Amx | DotUnit::EmulatedAmx)
+    }
+
     #[cfg(target_arch = "x86_64")]
     pub(super) fn is_available(self) -> bool {
         match self {
+            DotUnit::EmulatedAmx => Isa::EmulatedAmx.is_available(),
             #[cfg(target_os = "linux")]
             DotUnit::Amx => DotUnit::Avx512Vnni.is_available() && Isa::Amx.is_available() && amx::has_int8(),
             #[cfg(not(target_os = "linux"))]
@@ -96,7 +106,7 @@ impl DotUnit {
     /// The unit's [`Dot::TILE_ROWS`], or 1 if rows are stored one after the other.
     pub(super) fn tile_rows(self) -> usize {
         match self {
-            DotUnit::Amx => 1,
+            DotUnit::Amx | DotUnit::EmulatedAmx => 1,
             #[cfg(target_arch = "x86_64")]
             DotUnit::Avx512Vnni => x86::Avx512Vnni::TILE_ROWS,
             #[cfg(target_arch = "x86_64")]
@@ -115,11 +125,13 @@ impl DotUnit {
             // SAFETY: units come from `of`, or were found available.
             DotUnit::Amx | DotUnit::Avx512Vnni => unsafe { x86::run_avx512_vnni(kernel) },
             #[cfg(target_arch = "x86_64")]
+            DotUnit::EmulatedAmx if DotUnit::Avx512Vnni.is_available() => DotUnit::Avx512Vnni.dispatch(kernel),
+            #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             DotUnit::AvxVnni => unsafe { x86::run_avx_vnni(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            DotUnit::Avx2 => unsafe { x86::run_avx2(kernel) },
+            DotUnit::Avx2 | DotUnit::EmulatedAmx => unsafe { x86::run_avx2(kernel) },
             _ => kernel.run(Portable),
         }
     }

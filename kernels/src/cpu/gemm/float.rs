@@ -520,7 +520,7 @@ mod tests {
         let (m, n, k) = (137, 1030, 599);
         let x = numbers(m * k, 3);
         let bytes = encode(Dtype::Bf16, &numbers(n * k, 4));
-        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+        for isa in Isa::testable() {
             let cpu = Cpu::new(Some(isa), 2).unwrap();
             let weights = FloatWeights::new(&cpu, Matrix::new(&bytes, Dtype::Bf16, n, k), None);
             let product = |x: &[f32]| {

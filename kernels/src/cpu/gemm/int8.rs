@@ -24,7 +24,7 @@ use crate::cpu::{
     Cpu,
     gemm::{
         Output, Product,
-        dot::{Dot, DotKernel, DotUnit},
+        dot::{Dot, DotKernel},
         epilogue::{Epilogue, PanelOutputs},
         locate,
         micro_kernel::with_tile_rows,
@@ -62,7 +62,7 @@ fn panels_per_task(x: &Int8Activations, panels: usize, threads: usize) -> usize 
     let products = x.rows() * x.cols() * PANEL_LINES * LANES;
     let worth = PRODUCTS_PER_TASK / products.max(1);
     // Tiles compute faster than memory delivers: with more panels per task, more panels share each read of `x`.
-    let tasks = if x.unit() == DotUnit::Amx { TASKS_PER_THREAD / 4 } else { TASKS_PER_THREAD };
+    let tasks = if x.unit().has_tiles() { TASKS_PER_THREAD / 4 } else { TASKS_PER_THREAD };
     let panels = panels.div_ceil(tasks * threads).max(worth).max(1);
     if x.rows() == 1 { panels.next_multiple_of(ROW_PANELS) } else { panels }
 }
@@ -118,7 +118,7 @@ struct Task<'a> {
 impl DotKernel for Task<'_> {
     #[inline(always)]
     fn run<D: Dot>(self, dot: D) {
-        if self.x.unit() == DotUnit::Amx && self.x.rows() > 1 {
+        if self.x.unit().has_tiles() && self.x.rows() > 1 {
             return self.multiply_blocks(dot.simd());
         }
         let mut panel = self.panels.start;
@@ -317,7 +317,7 @@ mod tests {
         cpu::{
             activation::Activation,
             elementwise::rms_norm,
-            gemm::float::activations::FloatActivations,
+            gemm::{dot::DotUnit, float::activations::FloatActivations},
             hadamard::block_of,
             isa::Isa,
             testing::{CLAMPED, activated_number, cpus, gated_number, numbers, transformed},
@@ -515,7 +515,7 @@ mod tests {
         let (m, n, k) = (37, 130, 99);
         let x = numbers(m * k, 3);
         let bytes = encode(Dtype::Bf16, &numbers(n * k, 4));
-        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+        for isa in Isa::testable() {
             let cpu = Cpu::new(Some(isa), 2).unwrap();
             let w = Int8Weights::new(&cpu, Matrix::new(&bytes, Dtype::Bf16, n, k), None);
             let together = product(DotUnit::of(isa), &cpu, &x, &w);

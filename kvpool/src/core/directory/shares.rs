@@ -7,8 +7,8 @@ use std::{
 };
 use tidemill_proto::block::Tenant;
 
-/// Slots of a tier by tenant. A tenant that has its full share gets a slot only in exchange for its own least recently used one, so it
-/// evicts no other tenant's blocks.
+/// Slots of a tier by tenant. While there are others, a tenant that has its full share gets a slot only in exchange for its own least
+/// recently used one, so it evicts no other tenant's blocks.
 #[derive(Debug)]
 pub(super) struct Shares {
     percent: u8,
@@ -37,9 +37,11 @@ impl Shares {
         self.max = (slots * usize::from(self.percent) / 100).max(1);
     }
 
-    /// Whether the tenant's next slot must be one of its own.
+    /// Whether the tenant's next slot must be one of its own. A tenant that is alone may have all of them: the next one that comes takes its
+    /// share from there.
     pub(super) fn is_full(&self, tenant: Tenant) -> bool {
-        self.slots(tenant) >= self.max
+        let is_alone = || self.tenants.as_ref().is_none_or(|tenants| tenants.keys().all(|other| *other == tenant));
+        self.slots(tenant) >= self.max && !is_alone()
     }
 
     /// The tenant's slots; 0 if they are not counted.

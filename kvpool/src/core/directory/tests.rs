@@ -300,6 +300,23 @@ fn a_tenant_that_has_its_share_makes_room_of_its_own() {
 }
 
 #[test]
+fn a_tenant_that_is_alone_has_everything_until_the_next_one_comes() {
+    let mut directory = directory(4).with_tenant_share(50);
+    let mut put = |tenant, range: std::ops::Range<u8>| {
+        for n in range {
+            let answers = directory.put_start(WRITER, of_tenant(tenant, 0), Room::Made, &[key(n)], NOW);
+            let [Reservation::Write(at)] = answers[..] else { panic!("{answers:?}") };
+            directory.put_end(WRITER, &[written(at)], NOW);
+            directory.check_integrity();
+        }
+        [0..10, 10..20, 20..30].map(|keys| keys.filter(|&n| directory.use_of(&key(n)).is_some()).count())
+    };
+    assert_eq!(put(1, 0..4), [4, 0, 0]);
+    assert_eq!(put(2, 10..15), [2, 2, 0], "it takes what the first one has beyond its share, and then only its own");
+    assert_eq!(put(1, 4..6), [2, 2, 0], "as the first one does now");
+}
+
+#[test]
 fn blocks_of_one_request_are_one_use_however_many_puts_they_come_in() {
     let mut directory = directory(4);
     for n in 0..4 {

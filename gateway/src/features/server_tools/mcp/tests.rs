@@ -37,6 +37,7 @@ fn settings(url: String) -> McpSettings {
         timeout: Duration::from_secs(5),
         allowed: None,
         strict: false,
+        permission: Permission::Paying,
     }
 }
 
@@ -72,7 +73,7 @@ async fn looked(server: &McpServer) -> Result<Option<Connection>, String> {
 
 async fn weather(server: McpServer) -> Result<String, String> {
     let _connection = looked(&server).await?;
-    Arc::new(server).call("sky__weather".into(), json!({})).await
+    Arc::new(server).call(None, "sky__weather".into(), json!({})).await
 }
 
 #[tokio::test]
@@ -86,6 +87,29 @@ async fn an_older_server_is_asked_as_it_wants_it_and_its_session_kept() {
         assert_eq!(headers["mcp-session-id"], "s1", "{method}");
         assert_eq!(headers["mcp-protocol-version"], "2025-06-18", "{method}");
     }
+}
+
+#[tokio::test]
+async fn each_tenant_has_a_session_of_its_own() {
+    let begun = Arc::new(AtomicU32::new(0));
+    let (server, asked) = server(move |method, request, _| {
+        let mut answer = old(method, request);
+        if method == "initialize" {
+            let session = format!("s{}", begun.fetch_add(1, Ordering::Relaxed));
+            answer.headers_mut().insert("mcp-session-id", session.parse().unwrap());
+        }
+        answer
+    })
+    .await;
+    let (_connection, server) = (looked(&server).await.unwrap(), Arc::new(server));
+    for tenant in [Some("a"), Some("b"), Some("a"), None] {
+        let called = Arc::clone(&server).call(tenant.map(Into::into), "sky__weather".into(), json!({})).await;
+        assert_eq!(called, Ok("sunny".into()));
+    }
+    let asked = asked.lock().unwrap();
+    let calls = asked.iter().filter(|(method, _)| method == "tools/call");
+    let sessions: Vec<_> = calls.map(|(_, headers)| headers["mcp-session-id"].to_str().unwrap()).collect();
+    assert_eq!(sessions, ["s1", "s2", "s1", "s0"]);
 }
 
 #[tokio::test]
@@ -176,7 +200,7 @@ async fn a_server_that_is_down_is_no_reason_to_wait() {
     let server = McpServer::new(settings("http://127.0.0.1:1/mcp".into())).unwrap();
     assert!(looked(&server).await.unwrap_err().contains("refused"));
     assert_eq!(server.tools(), None);
-    assert!(Arc::new(server).call("sky__weather".into(), json!({})).await.unwrap_err().contains("not answered yet"));
+    assert!(Arc::new(server).call(None, "sky__weather".into(), json!({})).await.unwrap_err().contains("not answered yet"));
 }
 
 #[tokio::test]

@@ -1,4 +1,5 @@
-//! An emulation of AMX for tests, so that kernels on tiles are tested on any processor: where the instructions are
+//! An emulation of AMX for tests ([`Isa::EmulatedAmx`](crate::Isa::EmulatedAmx)), so that kernels on tiles, and whole models, are tested
+//! on any processor: where the instructions are
 //! missing, the system signals each one (`SIGILL`), and the handler does what the manual says (Intel 64 and IA-32
 //! Architectures Software Developer's Manual, volume 2; volume 1, section 18.2, for tiles) and skips it.
 //!

@@ -88,7 +88,7 @@ impl Int8Activations {
     fn fill(&mut self, unit: DotUnit, cpu: &Cpu, rows: usize, cols: usize, sources: impl Sources) {
         let (quads, more_rows) = match unit {
             // Every row begins a whole tile that can be loaded.
-            DotUnit::Amx => (cols.div_ceil(4).next_multiple_of(BLOCK_QUADS), BLOCK_ROWS - 1),
+            DotUnit::Amx | DotUnit::EmulatedAmx => (cols.div_ceil(4).next_multiple_of(BLOCK_QUADS), BLOCK_ROWS - 1),
             _ => (cols.div_ceil(4), 0),
         };
         let tiling = Tiling::new(rows, quads, unit.tile_rows());
@@ -134,7 +134,7 @@ impl Int8Activations {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[inline(always)]
     pub(super) fn quads_from(&self, row: usize) -> &[[i8; 4]] {
-        assert_eq!(self.unit, DotUnit::Amx);
+        assert!(self.unit.has_tiles());
         &self.quads.as_slice()[row * self.tiling.cols..]
     }
 

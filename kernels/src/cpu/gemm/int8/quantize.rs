@@ -126,7 +126,7 @@ mod tests {
     use crate::cpu::testing::{numbers, transformed};
 
     fn isas() -> impl Iterator<Item = Isa> {
-        Isa::ALL.into_iter().filter(|isa| isa.is_available())
+        Isa::testable()
     }
 
     #[test]

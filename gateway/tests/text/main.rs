@@ -1,0 +1,6 @@
+//! Templates, tokenizers and formats of tools, beside references.
+
+mod published_templates;
+mod text_fixtures;
+mod text_stays_text;
+mod tool_grammars;

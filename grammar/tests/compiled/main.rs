@@ -1,0 +1,4 @@
+//! Compiled grammars, by the tokens that they allow.
+
+mod masks;
+mod schemas;

@@ -1,0 +1,4 @@
+//! The CUDA kernels through the real compiler, which needs no GPU.
+
+mod nvrtc;
+mod sass;

@@ -1,0 +1,4 @@
+//! Frames as they travel, and the releases that understand each other.
+
+mod frames;
+mod versions;
