@@ -260,7 +260,7 @@ impl Caller {
     }
 }
 
-/// The party of whoever has no tenant.
+/// The party of a sender without a tenant: its address.
 fn party_of(address: Option<IpAddr>) -> Party {
     address.map_or(Party::Server, Party::of_address)
 }

@@ -145,7 +145,7 @@ fn refusal(token: Token, reason: String) -> MatchError {
     if reason.contains("Current row has") { MatchError::TooComplex(reason) } else { MatchError::Strayed { token, reason } }
 }
 
-/// The CPU time of this thread. Time in which the thread waits for a core is nobody's fault.
+/// The CPU time of this thread, without the time in which it waits for a core.
 fn thread_cpu() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }

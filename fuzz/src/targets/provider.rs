@@ -42,7 +42,7 @@ const NOW: u64 = 1_300_819_000;
 const RSA_N: &str = "ofgWCuLjybRlzo0tZWJjNiuSfb4p4fAkd_wWJcyQoTbji9k0l8W26mPddxHmfHQp-Vaw-4qPCJrcS2mJPMEzP1Pt0Bm4d4QlL-yRT-SFd2lZS-pCgNMsD1W_YpRPEwO\
      WvG6b32690r2jZ47soMZo9wGzjb_7OMg0LOL-bSf63kpaSHSXndS5z5rexMdbBYUsLA9e-KXBdQOS-UTo7WTBEMa2R2CapHg665xsmtdVMTBQY4uDZlxvb3qCo5ZwKh9kG4LT6_I5Ih\
      lJH7aGhyxXFvUK-DWNmoudF8NAco9_h9iaGNj8q2ethFkMLs91kzk2PAcDTW9gb54h4FRWyuXpoQ";
-/// The token of RFC 7515, A.3: its signature is good, and it is for nobody.
+/// The token of RFC 7515, A.3, which is well signed and names no audience.
 const SIGNED: &str = "eyJhbGciOiJFUzI1NiJ9.eyJpc3MiOiJqb2UiLA0KICJleHAiOjEzMDA4MTkzODAsDQogImh0dHA6Ly9leGFtcGxlLmNvbS9pc19yb290Ijp0cnVlfQ.\
      DtEhU3ljbEg8L38VWAfUAqOyKAM6-Xx-F4GawxaepmXFgfTjDxw5djxLa8ISlSApmWQxfKTTJqPP3-Kg6NU1Q";
 /// {"alg":"none"}, {"alg":"HS256"}, {"alg":"RS256","kid":"r"}, {"alg":"EdDSA","kid":"o","crit":["x"]}

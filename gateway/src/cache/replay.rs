@@ -118,6 +118,8 @@ struct Recording<T, F> {
     tag: T,
     /// Whether it can be joined.
     listed: bool,
+    /// Whether its key came with another body.
+    is_misused: bool,
     /// The number of dropped frames before the first that is kept: all listeners have read them, and no new one can join.
     dropped: usize,
     frames: VecDeque<Frame<F>>,
@@ -165,8 +167,9 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
     /// Joins the recording of a key, or starts one, for which `tenant` has to make room. The listener has all events up to `after`.
     pub fn ask(&mut self, tenant: Digest, key: Digest, body: Digest, after: Option<u64>, tag: impl FnOnce() -> T) -> Lookup<T> {
         if let Some(&id) = self.by_key.get(&key) {
-            let recording = &self.recordings[&id];
+            let recording = self.recordings.get_mut(&id).expect("a listed recording exists");
             if recording.body != body {
+                recording.is_misused = true;
                 return Lookup::OtherBody;
             }
             return self.sit(id, after);
@@ -189,6 +192,7 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
             body,
             tag: tag(),
             listed: true,
+            is_misused: false,
             dropped: 0,
             frames: VecDeque::new(),
             bytes: 0,
@@ -209,6 +213,11 @@ impl<T: Clone, F: Clone> Recordings<T, F> {
     /// Whether a key has a recording that can be joined.
     pub fn has(&self, key: &Digest) -> bool {
         self.by_key.contains_key(key)
+    }
+
+    /// Whether a key has a recording, and has come with no other body so far. Then a request with it is probably a repeat.
+    pub fn repeats(&self, key: &Digest) -> bool {
+        self.by_key.get(key).is_some_and(|id| !self.recordings[id].is_misused)
     }
 
     /// Joins the recording of an answer with this name.

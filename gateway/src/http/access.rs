@@ -116,24 +116,31 @@ fn traced(trace: Option<&Trace>, response: Response) -> Response {
     response
 }
 
-/// Layer around the generating endpoints, inside the replay of answers: refuses early what could not pass anyway, and lets what fails count as
-/// a request.
+/// Layer around all that is done for a generating request: one that fails before it took its quota counts as a request. Otherwise the work
+/// until then would be free.
+pub async fn charge(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
+    let caller = request.extensions().get::<Arc<Caller>>().cloned();
+    let response = next.run(request).await;
+    // A refusal for want of room did no work.
+    let has_failed = response.status().is_client_error() && response.status() != StatusCode::TOO_MANY_REQUESTS;
+    if let Some(caller) = caller.filter(|caller| has_failed && caller.standing().is_none()) {
+        let _ = gateway.tenants().count(&caller).await;
+    }
+    response
+}
+
+/// Layer around the generating endpoints, inside the replay of answers: refuses early what could not pass anyway.
 pub async fn admit(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
     let messages = speaks_anthropic(&request);
+    let caller = request.extensions().get::<Arc<Caller>>().cloned();
     if request.method() == Method::POST
-        && let Some(caller) = request.extensions().get::<Arc<Caller>>()
+        && let Some(caller) = &caller
         && let Err(error) = gateway.tenants().peek(caller)
     {
         metrics::count_request(error.outcome());
         return refusal(error, messages);
     }
-    let caller = request.extensions().get::<Arc<Caller>>().cloned();
     let mut response = next.run(request).await;
-    // Otherwise the work on a request that failed before it took its quota would be free. A refusal for want of room did none.
-    let has_failed = response.status().is_client_error() && response.status() != StatusCode::TOO_MANY_REQUESTS;
-    if let Some(caller) = caller.as_ref().filter(|caller| has_failed && caller.standing().is_none()) {
-        let _ = gateway.tenants().count(caller).await;
-    }
     if let Some(routed) = caller.as_ref().and_then(|caller| caller.routed()) {
         let status = response.status();
         let lacks_workers = status == StatusCode::SERVICE_UNAVAILABLE && gateway.rollouts().is_young();

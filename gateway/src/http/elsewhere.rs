@@ -1,5 +1,5 @@
-//! Requests that another region answers, because they would wait too long here. A layer inside the replay of answers and outside the quota,
-//! which is taken where the answer is computed.
+//! Requests that another region answers, because they would wait too long here. A layer inside the replay of answers. Its sender must have
+//! quota left, which is taken where the answer is computed.
 
 use super::{
     access::{refusal, speaks_anthropic},

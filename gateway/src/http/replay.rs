@@ -81,7 +81,7 @@ async fn repeated(gateway: &Arc<Gateway>, request: Request, next: Next) -> Resul
     let key = digest(&[&scope, parts.uri.path().as_bytes(), name.as_bytes()]);
     let replays = gateway.replays();
     // Without quota, only a repeat is worth reading.
-    if let Some(caller) = caller.as_ref().filter(|_| !replays.has(&key)) {
+    if let Some(caller) = caller.as_ref().filter(|_| !replays.repeats(&key)) {
         gateway.tenants().peek(caller)?;
     }
     let sender = caller.map_or_else(|| Arc::clone(gateway), |caller| gateway.for_caller(caller));

@@ -20,9 +20,11 @@ use std::sync::Arc;
 pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
     let by_id = responses_by_id().route_layer(from_fn_with_state(Arc::clone(&gateway), replay::layer));
     let counted = counted().merge(by_id).route_layer(from_fn_with_state(Arc::clone(&gateway), access::count));
-    let routes = generating(&gateway)
+    let routes = of_models()
         .route_layer(from_fn_with_state(Arc::clone(&gateway), elsewhere::layer))
+        .route_layer(from_fn_with_state(Arc::clone(&gateway), access::admit))
         .route_layer(from_fn_with_state(Arc::clone(&gateway), replay::layer))
+        .route_layer(from_fn_with_state(Arc::clone(&gateway), access::charge))
         .merge(keyed())
         .merge(counted)
         .route_layer(from_fn_with_state(Arc::clone(&gateway), access::authenticate));
@@ -85,9 +87,11 @@ fn counted() -> Router<Arc<Gateway>> {
         .route("/detokenize", post(tokenize::detokenize))
 }
 
-/// The generating routes, which take quota, for authenticated clients. Batches' requests use them as well.
+/// The generating routes, which take quota, for the requests of batches.
 pub fn generating(gateway: &Arc<Gateway>) -> Router<Arc<Gateway>> {
-    of_models().route_layer(from_fn_with_state(Arc::clone(gateway), access::admit))
+    of_models()
+        .route_layer(from_fn_with_state(Arc::clone(gateway), access::admit))
+        .route_layer(from_fn_with_state(Arc::clone(gateway), access::charge))
 }
 
 fn of_models() -> Router<Arc<Gateway>> {

@@ -86,6 +86,10 @@ impl Replays {
         self.recordings.lock().has(key)
     }
 
+    pub(crate) fn repeats(&self, key: &Digest) -> bool {
+        self.recordings.lock().repeats(key)
+    }
+
     pub(crate) fn ask(
         self: &Arc<Self>,
         tenant: Digest,

@@ -6,7 +6,7 @@
 //! - `takes`: the forms of messages that a template accepts; `probe`: how they are detected
 //! - `plain`: templates that can do no harm
 //!
-//! Templates come with models, and whoever has made a model is not trusted: fuel bounds a template's instructions, but neither the bytes nor the
+//! Templates come with models, whose makers are not trusted: fuel bounds a template's instructions, but neither the bytes nor the
 //! depth of what they make. So a coordinator compiles and renders them in a [`Confinement`] process, where none costs more than its request. Plain
 //! ones with short input are rendered here, which spares most requests of chats the way there and back.
 
@@ -23,7 +23,7 @@ use super::config::ModelConfig;
 pub use content::{ChatInput, OUTPUT_BYTES_MAX, TemplateError, TemplateText};
 use engine::Engine;
 use serde::{Deserialize, Serialize};
-use std::{fmt, sync::Arc, time::SystemTime};
+use std::{fmt, io, sync::Arc, time::SystemTime};
 use takes::Takes;
 
 /// The maximum number of instructions of one rendering: some hundred per message of the longest chat that fits a request.
@@ -128,15 +128,17 @@ impl ChatTemplate {
 
     pub fn render(&self, input: ChatInput, now: SystemTime) -> Result<String, TemplateError> {
         let rendered = match &self.place {
-            Place::Here(engine) => engine.render(input, now),
+            Place::Here(engine) => engine.render(&input, now),
             Place::There { process, number, plain } => {
                 let rendering = Rendering { input, now };
-                let json = serde_json::to_vec(&rendering).map_err(|error| TemplateError::Refused(error.to_string()))?;
-                let engine = plain.as_ref().filter(|_| json.len() <= plain::BYTES_MAX);
-                match engine.map(|engine| engine.render(rendering.input, now)) {
-                    // Its process has more fuel.
-                    None | Some(Err(TemplateError::TooLong)) => process.render(*number, &json),
-                    Some(rendered) => rendered,
+                let as_json = |rendering: &Rendering| serde_json::to_vec(rendering).map_err(|error| TemplateError::Refused(error.to_string()));
+                match plain.as_ref().filter(|_| is_short(&rendering)) {
+                    Some(engine) => match engine.render(&rendering.input, now) {
+                        // Its process has more fuel.
+                        Err(TemplateError::TooLong) => process.render(*number, &as_json(&rendering)?),
+                        rendered => rendered,
+                    },
+                    None => process.render(*number, &as_json(&rendering)?),
                 }
             }
         };
@@ -153,6 +155,21 @@ impl ChatTemplate {
         let rendering = Rendering::deserialize(&mut json).map_err(|error| TemplateError::Unavailable(error.to_string()))?;
         self.render(rendering.input, rendering.now)
     }
+}
+
+/// Whether a rendering is so short, as JSON, that a plain template may do it here. Nothing is kept of the JSON.
+fn is_short(rendering: &Rendering) -> bool {
+    struct Room(usize);
+    impl io::Write for Room {
+        fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+            self.0 = self.0.checked_sub(text.len()).ok_or(io::ErrorKind::FileTooLarge)?;
+            Ok(text.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    serde_json::to_writer(Room(plain::BYTES_MAX), rendering).is_ok()
 }
 
 #[cfg(test)]

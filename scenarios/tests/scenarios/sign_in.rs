@@ -1,4 +1,4 @@
-//! Operators with a browser, beside somebody who makes up codes.
+//! Operators sign in with a browser while a stranger sends made-up codes.
 
 use crate::support::Cluster;
 use reqwest::{Client, redirect::Policy};

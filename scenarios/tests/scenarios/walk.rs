@@ -251,6 +251,22 @@ async fn a_body_that_is_nothing_counts_as_a_request_at_every_route_that_takes_qu
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn another_body_under_a_kept_idempotency_key_counts_as_a_request() {
+    let (data, mib) = (tempfile::tempdir().unwrap(), begin());
+    let (cluster, _worker, client, premium) = start(&data).await;
+    let twice = key(&cluster, json!({"tenant": "twice", "tier": "free", "limits": {"requests_per_minute": 2}})).await;
+    let mut statuses = Vec::new();
+    for said in ["one", "another", "a third"] {
+        let chat = json!({"messages": [{"role": "user", "content": said}], "max_tokens": 2});
+        let asked = client.post(format!("{}/v1/chat/completions", cluster.url)).bearer_auth(&twice).header("idempotency-key", "kept");
+        statuses.push(asked.json(&chat).send().await.unwrap().status().as_u16());
+    }
+    // Without quota, a kept key may still bring its answer again; but not one that has come with another body.
+    assert_eq!(statuses, [200, 422, 429]);
+    end(cluster, &client, &premium, mib).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_body_without_end_ends_at_every_route() {
     let (data, mib) = (tempfile::tempdir().unwrap(), begin());
     let (cluster, _worker, client, premium) = start(&data).await;

@@ -44,16 +44,16 @@ impl Engine {
         self
     }
 
-    pub(super) fn render(&self, input: ChatInput, now: SystemTime) -> Result<String, TemplateError> {
+    pub(super) fn render(&self, input: &ChatInput, now: SystemTime) -> Result<String, TemplateError> {
         let ChatInput { messages, tools, add_generation_prompt, kwargs } = input;
         let strftime_now = Value::from_function(move |format: String| strftime(now, &format));
         let specials = Value::from_pairs(self.specials.iter().map(|(name, token)| (name.as_str(), Value::from(token.as_str()))));
         let base = context! {
-            messages, tools, add_generation_prompt, strftime_now,
+            messages => messages.clone(), tools => tools.clone(), add_generation_prompt, strftime_now,
             documents => Value::from(()),
             ..specials
         };
-        let all = context! { ..Value::from(kwargs), ..base };
+        let all = context! { ..Value::from(kwargs.clone()), ..base };
         let template = self.env.get_template("chat").map_err(|e| described(&e))?;
         let mut prompt = Bounded { bytes: Vec::new(), is_full: false };
         // The library panics on some slices. No state of ours is changed meanwhile, and its environment is only read.
