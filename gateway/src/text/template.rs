@@ -131,7 +131,8 @@ impl ChatTemplate {
             Place::Here(engine) => engine.render(&input, now),
             Place::There { process, number, plain } => {
                 let rendering = Rendering { input, now };
-                let as_json = |rendering: &Rendering| serde_json::to_vec(rendering).map_err(|error| TemplateError::Refused(error.to_string()));
+                let as_json =
+                    |rendering: &Rendering| serde_json::to_vec(rendering).map_err(|error| TemplateError::Refused(error.to_string()));
                 match plain.as_ref().filter(|_| is_short(&rendering)) {
                     Some(engine) => match engine.render(&rendering.input, now) {
                         // Its process has more fuel.
