@@ -26,6 +26,7 @@ pub const TABLE: &[Row] = &[
     free("/", "a few bytes, for clients that check whether their base URL exists"),
     free("/health", "probes have no key"),
     free("/ready", "probes have no key"),
+    free("/openapi.json", "a document for generators of clients, from memory"),
     free("/console", "the page that asks for a key, from memory"),
     free("/console/", "a redirect"),
     free("/console/{asset}", "the page's files, from memory"),

@@ -37,6 +37,7 @@ const TABLE: &[Row] = &[
     seen("/console/who", NOTHING),
     // It records by itself whose session ended.
     Row { method: "POST", path: "/console/sign-out", needed: NOTHING, is_recorded: false },
+    seen("/openapi.json", LOOK),
     seen("/metrics", LOOK),
     seen("/cluster", LOOK),
     seen("/cluster/events", LOOK),
