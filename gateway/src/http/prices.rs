@@ -72,6 +72,7 @@ pub const TABLE: &[Row] = &[
     counted("POST", "/v1/feedback"),
     counted("POST", "/tokenize"),
     counted("POST", "/detokenize"),
+    counted("GET", "/tokenizer_info"),
     generating("/v1/chat/completions"),
     generating("/v1/completions"),
     generating("/v1/responses"),

@@ -89,6 +89,7 @@ fn counted() -> Router<Arc<Gateway>> {
         .route("/v1/feedback", post(feedback::create))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
+        .route("/tokenizer_info", get(tokenize::info))
 }
 
 /// The generating routes, which take quota, for authenticated clients. Batches' requests use them as well.
@@ -120,6 +121,8 @@ pub fn admin(gateway: Arc<Gateway>) -> Router {
 fn administration() -> Router<Arc<Gateway>> {
     Router::new()
         .route("/openapi.json", get(openapi::of_operators))
+        .route("/ready/generate", get(operator::generates))
+        .route("/reset_prefix_cache", post(operator::reset_prefix_cache))
         .route("/admin/keys", get(admin::list_keys).post(admin::create_key))
         .route("/admin/keys/{id}", delete(admin::revoke_key))
         .route("/admin/feedback", get(feedback::list))

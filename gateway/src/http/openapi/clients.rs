@@ -27,6 +27,7 @@ const RESUMED: &[Field] = &[
     field("stream", Bool, "Whether the stream goes on; a stored response comes whole without it."),
     field("starting_after", Integer, "The number of the last event that the client has."),
 ];
+const MODEL: &[Field] = &[field("model", Text, "The model's name or alias; needed if there are several.")];
 const ONCE: &[Field] = &[field("Idempotency-Key", Text, "A key under which a repeated request gets the same answer.").ours()];
 const LAST: &[Field] = &[field("Last-Event-ID", Text, "The last event that the client has.").ours()];
 
@@ -109,6 +110,10 @@ pub(super) const OPERATIONS: &[Operation] = &[
         .ours()
         .takes(Json(Named("DetokenizeRequest")))
         .gives(Json(Named("Detokenized"))),
+    route("GET", "/tokenizer_info", "tokenizer_info", TEXTS, "Gives the settings of a model's tokenizer, as in vLLM.")
+        .ours()
+        .query(MODEL)
+        .gives(Json(Named("TokenizerInfo"))),
     route("GET", "/v1/conversations", "list_conversations", CONVERSATIONS, "Lists the caller's conversations.")
         .ours()
         .query(PAGE)

@@ -137,6 +137,7 @@ const QUERIES: &[(&str, &str, &[&str])] = &[
     ("http/feedback.rs", "ListQuery", &["/admin/feedback"]),
     ("http/appeals.rs", "ListQuery", &["/admin/appeals"]),
     ("http/replay.rs", "StreamQuery", &["/v1/responses/{id}", "/v1/chat/completions/{id}", "/v1/completions/{id}", "/v1/messages/{id}"]),
+    ("http/parameters.rs", "ModelQuery", &["/tokenizer_info", "/reset_prefix_cache"]),
     ("http/records.rs", "Kind", &["/registry"]),
     ("http/records.rs", "Expected", &["/registry/{kind}/{*key}"]),
     ("http/export.rs", "Wanted", &["/admin/export"]),

@@ -28,6 +28,11 @@ pub(super) const OPERATIONS: &[Operation] = &[
     route("GET", "/", "greet", SERVER, "Says that this is Tidemill.").gives(Other("text/plain")),
     route("GET", "/health", "health", SERVER, "Answers while the process lives.").gives(Nothing),
     route("GET", "/ready", "ready", SERVER, "Answers when a request would succeed.").gives(Nothing),
+    route("GET", "/ready/generate", "ready_to_generate", SERVER, "Answers when every model has just computed a token.")
+        .gives(Json(Named("ProbedModels"))),
+    route("POST", "/reset_prefix_cache", "reset_prefix_cache", CLUSTER, "Makes all cached blocks and answers unfindable, as in vLLM.")
+        .query(&[field("model", Text, "The model; all without it.")])
+        .gives(Json(Named("CacheReset"))),
     route("GET", "/openapi.json", "describe", SERVER, "Gives this document.").gives(Json(Any)),
     route("GET", "/console", "console", CONSOLE, "Shows a web page.").gives(Other("text/html")),
     route("GET", "/console/", "console_with_slash", CONSOLE, "Shows a web page.").gives(Other("text/html")),

@@ -145,5 +145,15 @@ pub(super) const OBJECTS: &[Object] = &[
         "The notice that cached blocks are found no more.",
         &[Own(&[field("models", List(&Text), "The models whose cache was reset.").needed()])],
     ),
+    answered(
+        "ProbedModels",
+        "The models, each of which has computed a token.",
+        &[Own(&[field("models", List(&Named("ProbedModel")), "The models.").needed()])],
+    ),
+    answered(
+        "ProbedModel",
+        "A model that has computed a token.",
+        &[Own(&[field("model", Text, "The name.").needed(), field("took_ms", Number, "The time that it took.").needed()])],
+    ),
     answered("Shown", "An object. Its fields are in the guide of its subject.", &[Own(&[])]),
 ];

@@ -151,5 +151,13 @@ pub(super) const OBJECTS: &[Object] = &[
             field("token_strs", Either(&[List(&Text), Null]), "Each token's text, if that was asked for.").needed(),
         ])],
     ),
+    answered(
+        "TokenizerInfo",
+        "The content of `tokenizer_config.json`, which has further fields.",
+        &[Own(&[
+            field("tokenizer_class", Text, "The class that the author names."),
+            field("chat_template", Any, "The template of chats, or several."),
+        ])],
+    ),
     answered("Detokenized", "The text of tokens.", &[Own(&[field("prompt", Text, "The text.").needed()])]),
 ];
