@@ -6,7 +6,7 @@ use crate::{
     cache::replay::Counts,
     metrics,
     requests::error::ApiError,
-    serving::gateway::{Gateway, probing::ProbedModel},
+    serving::gateway::{Gateway, probed::ProbedModel},
 };
 use axum::{
     Json,

@@ -1,7 +1,7 @@
 //! The construction of a gateway.
 
 use super::{
-    Gateway, Generating, ServedModel, Shared, VIEWERS_MAX, intake::ANSWER_BYTES_MAX, probing::LastProbe, settings::GatewaySettings,
+    Gateway, Generating, ServedModel, Shared, VIEWERS_MAX, intake::ANSWER_BYTES_MAX, probed::LastProbe, settings::GatewaySettings,
 };
 use crate::{
     base::{

@@ -1,6 +1,9 @@
 //! A token through every model, for probes that ask for more than links: one run at a time, whose result all of them share.
 
-use super::Gateway;
+use super::{
+    Gateway,
+    probed::{Probed, ProbedModel},
+};
 use crate::{
     requests::error::ApiError,
     serving::{
@@ -19,7 +22,7 @@ use tidemill_proto::{
     sampling::{Sampling, StopRule},
     tokens::Tokens,
 };
-use tokio::{sync::Mutex, time::timeout};
+use tokio::time::timeout;
 
 /// The time that a model has for its token, in the queue too.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -27,23 +30,6 @@ const ANSWER_MAX: Duration = Duration::from_secs(10);
 const SHARED_MAX: Duration = Duration::from_secs(1);
 /// The text that models are given; it is less than a block, so it leaves nothing in any cache.
 const TEXT: &str = "ready";
-
-/// The last run, held while another one runs.
-pub type LastProbe = Mutex<Option<Probed>>;
-
-#[derive(Clone, Debug)]
-pub struct Probed {
-    ended: Instant,
-    models: Vec<ProbedModel>,
-}
-
-/// A model's answer to the probe.
-#[derive(Clone, Debug)]
-pub struct ProbedModel {
-    pub name: String,
-    /// The time that it took, or the reason why there was no token.
-    pub answered: Result<Duration, String>,
-}
 
 impl Gateway {
     /// Has every model compute a token, at no tenant's charge. A result of the last second is returned again.
