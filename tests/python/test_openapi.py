@@ -15,6 +15,13 @@ from conftest import MODEL
 
 ENCODERS = pathlib.Path(__file__).parents[2] / "model/tests/encoders"
 CONFIG = "[memory]\n"
+SETTINGS = """
+post_hooks: []
+package_name_override: generated
+content_type_overrides:
+  application/jsonl: text/plain
+  application/x-tar: application/octet-stream
+"""
 CHAT = {"model": "llama3", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "llama3", "prompt": "a", "max_tokens": 2}}
 
@@ -35,16 +42,18 @@ def document(cluster):
     return answer.json()
 
 
-def generated(document, folder):
-    """The package that the generator makes, without a warning."""
+def generate_client(document, folder):
+    """Makes the package `generated` in a folder, without a warning."""
     (folder / "document.json").write_text(json.dumps(document))
-    (folder / "config.yml").write_text("post_hooks: []\npackage_name_override: generated\n")
+    (folder / "config.yml").write_text(SETTINGS)
     command = [sys.executable, "-m", "openapi_python_client", "generate", "--path", str(folder / "document.json"), "--meta", "none"]
     command += ["--config", str(folder / "config.yml"), "--output-path", str(folder / "generated"), "--fail-on-warning"]
     made = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert made.returncode == 0, made.stdout + made.stderr
-    sys.path.insert(0, str(folder))
-    return importlib.import_module("generated")
+
+
+def media_type(answer):
+    return answer.headers.get("content-type", "").split(";")[0]
 
 
 class Caller:
@@ -64,33 +73,42 @@ class Caller:
         return getattr(importlib.import_module("generated.models"), name)
 
     def __call__(self, operation, *path, body=None, status=200, **parameters):
+        """Calls an operation, and returns its answer's content."""
         self.called.add(operation)
         described = self.operations[operation]
         module = importlib.import_module(f"generated.api.{described['tags'][0].lower()}.{operation}")
+        streams = isinstance(body, dict) and body.get("stream")
+        if isinstance(body, dict):
+            (media,) = described["requestBody"]["content"].values()
+            body = self.model(media["schema"]["$ref"].rsplit("/", 1)[1]).from_dict(body)
         if body is not None:
-            content = described["requestBody"]["content"]
-            (reference,) = {media["schema"]["$ref"] for media in content.values()}
-            body = body if not isinstance(body, dict) else self.model(reference.rsplit("/", 1)[1]).from_dict(body)
             parameters["body"] = body
-        answer = module.sync_detailed(*path, client=self.client, **parameters)
+        if streams:
+            # Generated functions read whole answers.
+            answer = self.client.get_httpx_client().request(**module._get_kwargs(*path, **parameters))
+        else:
+            answer = module.sync_detailed(*path, client=self.client, **parameters)
+            assert answer.parsed is not None or not described["responses"]["200"].get("content"), operation
         assert answer.status_code == status, (operation, answer.content)
         self.check(described["responses"]["200" if status == 200 else "default"], answer)
-        return json.loads(answer.content) if answer.headers.get("content-type", "").startswith("application/json") else answer.content
+        return json.loads(answer.content) if media_type(answer) == "application/json" else answer.content
 
     def check(self, described, answer):
-        kind = answer.headers.get("content-type", "").split(";")[0]
-        content = described.get("content", {})
+        """Compares an answer with its schema, and a stream's events with theirs."""
+        kind = media_type(answer)
+        media = described.get("content", {}).get(kind)
         if kind == "application/json":
-            schema = content[kind]["schema"] | {"components": self.document["components"]}
-            jsonschema.Draft202012Validator(schema).validate(json.loads(answer.content))
-            assert answer.parsed is not None
+            self.validate(media["schema"], answer.content)
         elif kind == "text/event-stream":
-            schema = content[kind]["x-tidemill-event"] | {"components": self.document["components"]}
-            events = [line.removeprefix("data: ") for line in answer.content.decode().splitlines() if line.startswith("data: ")]
+            lines = answer.content.decode().splitlines()
+            events = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
             assert events
             for event in events:
                 if event != "[DONE]":
-                    jsonschema.Draft202012Validator(schema).validate(json.loads(event))
+                    self.validate(media["x-tidemill-event"], event)
+
+    def validate(self, schema, text):
+        jsonschema.Draft202012Validator(schema | {"components": self.document["components"]}).validate(json.loads(text))
 
 
 def generate(call):
@@ -180,20 +198,17 @@ def look(call):
     call("create_appeal", body={"appeal_id": "apl_none", "reason": "a"}, status=400)
 
 
-def test_a_generated_client_talks_to_every_route(cluster, document, tmp_path):
-    package = generated(document, tmp_path)
-    call = Caller(document, package, cluster.url.removesuffix("/v1"), cluster.secret)
+def test_a_generated_client_talks_to_every_route(cluster, document, tmp_path, monkeypatch):
+    generate_client(document, tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    call = Caller(document, importlib.import_module("generated"), cluster.url.removesuffix("/v1"), cluster.secret)
     for part in (generate, respond, converse, read, batch, look):
         part(call)
     assert call.called == set(call.operations), "a new route has its call above"
 
 
 def test_a_client_of_the_operators_port_can_be_generated(cluster, tmp_path):
-    document = httpx.get(cluster.admin + "/openapi.json").raise_for_status().json()
-    (tmp_path / "document.json").write_text(json.dumps(document))
-    command = [sys.executable, "-m", "openapi_python_client", "generate", "--path", str(tmp_path / "document.json"), "--meta", "none"]
-    made = subprocess.run([*command, "--output-path", str(tmp_path / "made"), "--fail-on-warning"], capture_output=True, text=True, timeout=120)
-    assert made.returncode == 0, made.stdout + made.stderr
+    generate_client(httpx.get(cluster.admin + "/openapi.json").raise_for_status().json(), tmp_path)
 
 
 def test_probes_of_models_and_the_reset_of_caches(cluster):

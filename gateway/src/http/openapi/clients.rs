@@ -2,12 +2,12 @@
 
 use super::{
     operation::{
-        Content::{Events, Form, Json, JsonOrEvents, MaybeJson, Nothing, Other},
+        Content::{self, Events, Form, Json, JsonOrEvents, MaybeJson, Nothing},
         Operation, route,
     },
     schema::{
         Field,
-        Kind::{Bool, Integer, Named, Text, Words},
+        Kind::{Any, Bool, Integer, Map, Named, Text, Words},
         field,
     },
 };
@@ -66,14 +66,14 @@ pub(super) const OPERATIONS: &[Operation] = &[
     route("POST", "/v1/responses", "create_response", RESPONSES, "Makes a response.")
         .headers(ONCE)
         .takes(Json(Named("ResponseRequest")))
-        .gives(JsonOrEvents(Named("Response"), Named("ResponseEvent"))),
+        .gives(JsonOrEvents(Named("ResponseAnswer"), Named("ResponseEvent"))),
     route("GET", "/v1/responses/{id}", "retrieve_response", RESPONSES, "Shows a stored response, or goes on with its stream.")
         .query(RESUMED)
         .headers(LAST)
-        .gives(JsonOrEvents(Named("Response"), Named("ResponseEvent"))),
+        .gives(JsonOrEvents(Named("ResponseAnswer"), Named("ResponseEvent"))),
     route("DELETE", "/v1/responses/{id}", "delete_response", RESPONSES, "Deletes a stored response.").gives(Json(Named("Deleted"))),
     route("POST", "/v1/responses/{id}/cancel", "cancel_response", RESPONSES, "Ends a response that is being streamed.")
-        .gives(Json(Named("Response"))),
+        .gives(Json(Named("ResponseAnswer"))),
     route("GET", "/v1/responses/{id}/input_items", "list_input_items", RESPONSES, "Lists the items that a response answers.")
         .query(PAGE)
         .gives(Json(Named("ItemList"))),
@@ -129,7 +129,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
         "Writes all of the caller's conversations as JSON lines.",
     )
     .ours()
-    .gives(Other("application/jsonl")),
+    .gives(Content::Text("application/jsonl")),
     route("GET", "/v1/conversations/{id}", "retrieve_conversation", CONVERSATIONS, "Shows a conversation.")
         .gives(Json(Named("Conversation"))),
     route("POST", "/v1/conversations/{id}", "update_conversation", CONVERSATIONS, "Changes a conversation's own fields.")
@@ -143,7 +143,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
         .gives(Json(Named("Conversation"))),
     route("GET", "/v1/conversations/{id}/export", "export_conversation", CONVERSATIONS, "Writes a conversation as a JSON line.")
         .ours()
-        .gives(Other("application/jsonl")),
+        .gives(Content::Text("application/jsonl")),
     route("GET", "/v1/conversations/{id}/items", "list_items", CONVERSATIONS, "Lists a conversation's items.")
         .query(PAGE)
         .gives(Json(Named("ItemList"))),
@@ -170,7 +170,8 @@ pub(super) const OPERATIONS: &[Operation] = &[
         .gives(Json(Named("FileObject"))),
     route("GET", "/v1/files/{id}", "retrieve_file", FILES, "Shows a file.").gives(Json(Named("FileObject"))),
     route("DELETE", "/v1/files/{id}", "delete_file", FILES, "Deletes a file.").gives(Json(Named("Deleted"))),
-    route("GET", "/v1/files/{id}/content", "retrieve_file_content", FILES, "Reads a file.").gives(Other("application/octet-stream")),
+    route("GET", "/v1/files/{id}/content", "retrieve_file_content", FILES, "Reads a file.")
+        .gives(Content::Bytes("application/octet-stream")),
     route("GET", "/v1/batches", "list_batches", BATCHES, "Lists batches.").query(FILES_PAGE).gives(Json(Named("BatchList"))),
     route("POST", "/v1/batches", "create_batch", BATCHES, "Has a file of requests answered within a day.")
         .takes(Json(Named("BatchRequest")))
@@ -190,12 +191,12 @@ pub(super) const OPERATIONS: &[Operation] = &[
         .gives(Json(Named("Feedback"))),
     route("GET", "/v1/models", "list_models", MODELS, "Lists the models.").gives(Json(Named("ModelList"))),
     route("GET", "/v1/models/{*id}", "retrieve_model", MODELS, "Shows a model.").gives(Json(Named("Model"))),
-    route("GET", "/", "greet", SERVER, "Says that this is Tidemill.").ours().gives(Other("text/plain")),
+    route("GET", "/", "greet", SERVER, "Says that this is Tidemill.").ours().gives(Content::Text("text/plain")),
     route("GET", "/health", "health", SERVER, "Answers while the process lives.").ours().gives(Nothing),
     route("GET", "/ready", "ready", SERVER, "Answers when a request would succeed.").ours().gives(Nothing),
-    route("GET", "/openapi.json", "describe", SERVER, "Gives this document.").ours().gives(Json(super::schema::Kind::Any)),
-    route("GET", "/console", "console", SERVER, "Shows a web page.").ours().gives(Other("text/html")),
-    route("GET", "/console/", "console_with_slash", SERVER, "Shows a web page.").ours().gives(Other("text/html")),
-    route("GET", "/console/{asset}", "console_asset", SERVER, "Gives a file of the web page.").ours().gives(Other("text/plain")),
+    route("GET", "/openapi.json", "describe", SERVER, "Gives this document.").ours().gives(Json(Map(&Any))),
+    route("GET", "/console", "console", SERVER, "Shows a web page.").ours().gives(Content::Text("text/html")),
+    route("GET", "/console/", "console_with_slash", SERVER, "Shows a web page.").ours().gives(Content::Text("text/html")),
+    route("GET", "/console/{asset}", "console_asset", SERVER, "Gives a file of the web page.").ours().gives(Content::Text("text/plain")),
     route("GET", "/console/who", "console_who", SERVER, "Shows who is signed in.").ours().gives(Json(Named("Who"))),
 ];

@@ -14,8 +14,10 @@ pub(super) enum Content {
     /// JSON, or with `stream` server-sent events, each with one of these.
     JsonOrEvents(Kind, Kind),
     Events(Kind),
-    /// A body of this media type that has no schema.
-    Other(&'static str),
+    /// Text of this media type.
+    Text(&'static str),
+    /// Bytes of this media type.
+    Bytes(&'static str),
 }
 
 /// A route with one of its methods.
@@ -129,7 +131,7 @@ impl Operation {
     pub(super) fn names(&self, take: &mut impl FnMut(&'static str)) {
         for content in [self.body, self.answer] {
             match content {
-                Content::Nothing | Content::Other(_) => {}
+                Content::Nothing | Content::Text(_) | Content::Bytes(_) => {}
                 Content::Json(kind) | Content::MaybeJson(kind) | Content::Form(kind) | Content::Events(kind) => kind.names(take),
                 Content::JsonOrEvents(whole, event) => {
                     whole.names(take);
@@ -155,7 +157,8 @@ impl Content {
             Self::JsonOrEvents(whole, event) => {
                 [("application/json".to_owned(), json(whole)), (EVENTS.to_owned(), events(event))].into_iter().collect()
             }
-            Self::Other(media) => [(media.to_owned(), json!({"schema": {"type": "string"}}))].into_iter().collect(),
+            Self::Text(media) => [(media.to_owned(), json(Kind::Text))].into_iter().collect(),
+            Self::Bytes(media) => [(media.to_owned(), json(Kind::File))].into_iter().collect(),
         };
         Some(content.into())
     }

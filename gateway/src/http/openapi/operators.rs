@@ -3,12 +3,12 @@
 use super::{
     clients::SERVER,
     operation::{
-        Content::{Events, Json, Nothing, Other},
+        Content::{self, Events, Json, Nothing},
         Operation, route,
     },
     schema::{
         Field,
-        Kind::{Any, Either, Integer, Named, Text, Words},
+        Kind::{Any, Either, Integer, Map, Named, Text, Words},
         field,
     },
 };
@@ -25,7 +25,7 @@ const EXPECTED: &[Field] = &[field("expected", Integer, "The revision to be dele
 
 /// All are Tidemill's own.
 pub(super) const OPERATIONS: &[Operation] = &[
-    route("GET", "/", "greet", SERVER, "Says that this is Tidemill.").gives(Other("text/plain")),
+    route("GET", "/", "greet", SERVER, "Says that this is Tidemill.").gives(Content::Text("text/plain")),
     route("GET", "/health", "health", SERVER, "Answers while the process lives.").gives(Nothing),
     route("GET", "/ready", "ready", SERVER, "Answers when a request would succeed.").gives(Nothing),
     route("GET", "/ready/generate", "ready_to_generate", SERVER, "Answers when every model has just computed a token.")
@@ -33,10 +33,10 @@ pub(super) const OPERATIONS: &[Operation] = &[
     route("POST", "/reset_prefix_cache", "reset_prefix_cache", CLUSTER, "Makes all cached blocks and answers unfindable, as in vLLM.")
         .query(&[field("model", Text, "The model; all without it.")])
         .gives(Json(Named("CacheReset"))),
-    route("GET", "/openapi.json", "describe", SERVER, "Gives this document.").gives(Json(Any)),
-    route("GET", "/console", "console", CONSOLE, "Shows a web page.").gives(Other("text/html")),
-    route("GET", "/console/", "console_with_slash", CONSOLE, "Shows a web page.").gives(Other("text/html")),
-    route("GET", "/console/{asset}", "console_asset", CONSOLE, "Gives a file of the web page.").gives(Other("text/plain")),
+    route("GET", "/openapi.json", "describe", SERVER, "Gives this document.").gives(Json(Map(&Any))),
+    route("GET", "/console", "console", CONSOLE, "Shows a web page.").gives(Content::Text("text/html")),
+    route("GET", "/console/", "console_with_slash", CONSOLE, "Shows a web page.").gives(Content::Text("text/html")),
+    route("GET", "/console/{asset}", "console_asset", CONSOLE, "Gives a file of the web page.").gives(Content::Text("text/plain")),
     route("GET", "/console/sign-in", "sign_in", CONSOLE, "Leads a browser to the identity provider.").gives(Nothing),
     route("GET", "/console/callback", "sign_in_callback", CONSOLE, "Takes a browser back from the identity provider.")
         .query(&[
@@ -47,7 +47,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
         .gives(Nothing),
     route("GET", "/console/who", "console_who", CONSOLE, "Shows who is signed in.").gives(Json(Named("Who"))),
     route("POST", "/console/sign-out", "sign_out", CONSOLE, "Ends a browser's session.").gives(Json(Named("Shown"))),
-    route("GET", "/metrics", "metrics", CLUSTER, "Gives the metrics in Prometheus' text format.").gives(Other("text/plain")),
+    route("GET", "/metrics", "metrics", CLUSTER, "Gives the metrics in Prometheus' text format.").gives(Content::Text("text/plain")),
     route("GET", "/cluster", "cluster", CLUSTER, "Shows the cluster.").gives(Json(Named("Cluster"))),
     route("GET", "/cluster/events", "cluster_events", CLUSTER, "Shows the cluster as it changes.").gives(Events(Named("Shown"))),
     route("GET", "/admin/keys", "list_keys", TENANTS, "Lists keys, without their secrets.").gives(Json(Named("Shown"))),
@@ -66,8 +66,9 @@ pub(super) const OPERATIONS: &[Operation] = &[
         .gives(Json(Named("Shown"))),
     route("GET", "/admin/export", "export", TENANTS, "Writes a tenant's or a user's data as JSON lines.")
         .query(WHOSE)
-        .gives(Other("application/jsonl")),
-    route("GET", "/admin/backup", "backup", CLUSTER, "Writes what this coordinator keeps as a tar file.").gives(Other("application/x-tar")),
+        .gives(Content::Text("application/jsonl")),
+    route("GET", "/admin/backup", "backup", CLUSTER, "Writes what this coordinator keeps as a tar file.")
+        .gives(Content::Bytes("application/x-tar")),
     route("GET", "/admin/appeals", "list_appeals", REVIEW, "Lists appeals.")
         .query(&[field("state", Text, "The state of those that are listed; all without it.")])
         .gives(Json(Named("Shown"))),

@@ -68,7 +68,8 @@ pub(super) const OBJECTS: &[Object] = &[
         ])],
     ),
     answered(
-        "Response",
+        // Generated clients have a `Response` of their own.
+        "ResponseAnswer",
         "A response.",
         &[Own(&[
             field("id", Text, "The id, by which later requests continue it.").needed(),
