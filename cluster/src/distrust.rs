@@ -1,5 +1,6 @@
 //! Workers that computed wrongly, found by [`probes`](crate::probes), by another coordinator, or by an operator. They get no more work, and
-//! sequences that are placed from then on read no block that was computed before: see [`Era`].
+//! sequences that are placed from then on read no block that was computed before: see [`Era`]. An operator's reset of the cache ends an era
+//! as well.
 
 use crate::{Cluster, Warning};
 use std::{collections::BTreeSet, time::Duration};
@@ -12,6 +13,8 @@ const KNOWN_MAX: usize = 1024;
 pub(crate) struct Distrusted {
     /// The most recent ones.
     workers: BTreeSet<Epoch>,
+    /// The number of the operator's newest reset of the cache; 0 without one.
+    reset: u64,
     era: Era,
 }
 
@@ -33,8 +36,12 @@ impl Distrusted {
             if self.workers.len() > KNOWN_MAX {
                 self.workers.pop_first();
             }
-            self.era = Era::after(self.workers());
+            self.begin_era();
         }
+    }
+
+    fn begin_era(&mut self) {
+        self.era = Era::after(self.workers()).reset(self.reset);
     }
 }
 
@@ -55,6 +62,14 @@ impl Cluster {
             Role::Kvpool => {}
         }
         self.place_queued(now);
+    }
+
+    /// Ends the era at an operator's wish: sequences that move or have no place yet read no block of before, and neither does a cached answer
+    /// count. The coordinators agree on `number`, which differs from reset to reset; 0 takes all resets back.
+    pub fn reset_cache(&mut self, number: u64) {
+        if std::mem::replace(&mut self.distrusted.reset, number) != number {
+            self.distrusted.begin_era();
+        }
     }
 
     /// All workers that computed wrongly, in ascending order.
@@ -119,6 +134,25 @@ mod tests {
         assert_eq!(jobs.iter().map(|(worker, job)| (*worker, job.request, &*job.salt)).collect::<Vec<_>>(), expected);
         assert!(sequences.len() == 2 && sequences.iter().all(|(_, job)| job.salt == salt && job.expected_blocks == 2), "{sequences:?}");
         assert_eq!(cluster.origin().map(|origin| origin.era), Some(Era::after([*bad])));
+    }
+
+    #[test]
+    fn a_reset_hides_all_blocks_and_each_has_an_era_of_its_own() {
+        let (mut cluster, prefill) = cluster();
+        let salt = |cluster: &mut Cluster| {
+            cluster.submit(NOW, request(40, 1)).unwrap();
+            sent(cluster).1.pop().map(|(_, job)| job.salt).unwrap()
+        };
+        let mut salts = vec![salt(&mut cluster)];
+        for number in [7, 8] {
+            cluster.reset_cache(number);
+            salts.push(salt(&mut cluster));
+        }
+        cluster.distrust(NOW, prefill[0]);
+        salts.push(salt(&mut cluster));
+        let distinct: BTreeSet<_> = salts.iter().collect();
+        assert_eq!(distinct.len(), salts.len(), "{salts:?}");
+        assert_eq!(cluster.origin().map(|origin| origin.era), Some(Era::after([prefill[0]]).reset(8)));
     }
 
     #[test]

@@ -136,6 +136,11 @@ impl Models {
         }
     }
 
+    /// Resets each model's cache, unless it has been reset by this number before.
+    pub fn reset_caches(&mut self, number_of: impl Fn(&str) -> u64) {
+        self.models.iter_mut().for_each(|model| model.cluster.reset_cache(number_of(&model.name)));
+    }
+
     /// All workers that computed wrongly, with their models' names.
     pub fn distrusted(&self) -> impl Iterator<Item = (&str, Epoch)> {
         self.models.iter().flat_map(|model| model.cluster.distrusted().map(|worker| (&*model.name, worker)))

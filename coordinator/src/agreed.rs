@@ -6,6 +6,7 @@
 //! | `rollout` | the model that users move from | a [`Rollout`] | users move, step by step: see `tidemill rollout` |
 //! | `rollout-seen` | `ID@COORDINATOR` | that coordinator's observations of it | the others include them in their judgement |
 //! | `unhealthy` | a worker's epoch, hexadecimal | the name of its model | it computed wrongly: it gets no work, and no earlier block is read |
+//! | `cache-reset` | the name of a model | a number that grows | no earlier block of the model is read; without the record, they are again |
 //! | `denied` | a certificate's serial, hexadecimal | the reason | the certificate is revoked, at all processes |
 //! | `tenant`, `key` | its id | tenancy's record, as JSON | see [`keys`]; shown and changed only by `/admin/` |
 //!
@@ -21,7 +22,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tidemill_gateway::{
-    base::registry::{ChangeError, Changing, RecordView, RegistryView},
+    base::registry::{CACHE_RESET, ChangeError, Changing, RecordView, RegistryView},
     rollout::{self, record::Rollout, running},
     serving::gateway::Gateway,
 };
@@ -81,6 +82,12 @@ impl Agreed {
             }
             UNHEALTHY if epoch(key).is_none() => {
                 Err(ChangeError::Invalid("the key is a worker's epoch as `/cluster` has it: 0 to 9 and a to f".into()))
+            }
+            CACHE_RESET if !self.models.iter().any(|served| served == key) => {
+                Err(ChangeError::Invalid(format!("the key of `{kind}` is the name of a model that is served here: {}", served())))
+            }
+            CACHE_RESET if value.as_u64().is_none_or(|number| number == 0) => {
+                Err(ChangeError::Invalid(format!("the value of `{kind}` is a number of at least 1, such as the time in milliseconds")))
             }
             DENIED if !key.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) => {
                 Err(ChangeError::Invalid("the key is a certificate's serial as `tidemill certs` prints it: 0 to 9 and a to f".into()))
@@ -204,6 +211,7 @@ pub async fn follow(registry: Registry, to: Followers, aliases: BTreeMap<String,
             gateway.set_aliases(all);
             set_rollouts(&gateway, &state);
             distrust(&driver, &state);
+            reset_caches(&driver, &state);
             let log = state.group();
             let known = revoked.all(log, state.records_of(DENIED).map(|(serial, _)| serial.to_owned()).collect());
             if !known.missing.is_empty() && told.replace(log) != Some(log) {
@@ -248,6 +256,12 @@ pub fn set_rollouts(gateway: &Gateway, state: &State) {
 pub fn distrust(driver: &Driver, state: &State) {
     let workers = unhealthy(state);
     driver.distrust(workers.iter().map(|(model, worker)| (&**model, *worker)));
+}
+
+/// Applies to the driver the resets of models' caches. Also called before the gateway accepts requests, as [`distrust`] is.
+pub fn reset_caches(driver: &Driver, state: &State) {
+    let reset = |model: &str| state.record(CACHE_RESET, model).and_then(|record| serde_json::from_slice(&record.value).ok()).unwrap_or(0);
+    driver.reset_caches(reset);
 }
 
 /// The model and epoch of each worker that computed wrongly.

@@ -132,6 +132,11 @@ impl Driver {
         self.with(|state, now| workers.into_iter().for_each(|(model, worker)| state.models.distrust(now, model, worker)));
     }
 
+    /// Resets models' caches, each by the number that the coordinators agree on.
+    pub fn reset_caches(&self, number_of: impl Fn(&str) -> u64) {
+        self.with(|state, _| state.models.reset_caches(number_of));
+    }
+
     /// All workers that are known here to have computed wrongly, with their models' names.
     pub fn distrusted(&self) -> Vec<(String, Epoch)> {
         self.state.lock().models.distrusted().map(|(model, worker)| (model.to_owned(), worker)).collect()

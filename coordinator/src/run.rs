@@ -339,6 +339,7 @@ impl Coordinator {
         if let Some(state) = self.registry.view().state {
             agreed::set_rollouts(&self.gateway, &state);
             agreed::distrust(&self.driver, &state);
+            agreed::reset_caches(&self.driver, &state);
         }
         let followers = Followers {
             gateway: Arc::clone(&self.gateway),

@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::UNIX_EPOCH,
@@ -11,6 +11,7 @@ use tidemill_gguf::{
     directory::{self, FORM},
     file::Gguf,
 };
+use tidemill_proto::files::gguf_of;
 
 /// Writes a directory with a GGUF file's settings, tokenizer and weights.
 ///
@@ -29,14 +30,20 @@ pub fn unpack(args: &UnpackArgs) -> anyhow::Result<()> {
     write(&Gguf::open(file)?, dir)
 }
 
-/// Whether `--model` names a GGUF file.
-pub fn is_one(model: &str) -> bool {
-    Path::new(model).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
+/// The GGUF file that `--model` means, by the file's extension or its content, or as the only one in a directory.
+pub fn meant(model: &str) -> io::Result<Option<PathBuf>> {
+    let path = Path::new(model);
+    if has_extension(path) && !path.is_dir() { Ok(Some(path.to_owned())) } else { gguf_of(path) }
+}
+
+fn has_extension(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }
 
 /// The name by which clients know a file's model: the file's name without its extension, and without its number if it is one of several.
 pub fn name(file: &Path) -> String {
-    let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+    let stem = if has_extension(file) { file.file_stem() } else { file.file_name() };
+    let stem = stem.unwrap_or_default().to_string_lossy();
     let number = |part: &str| part.len() == 5 && part.bytes().all(|byte| byte.is_ascii_digit());
     match stem.rsplit_once("-of-").and_then(|(rest, count)| Some((rest.rsplit_once('-')?, count))) {
         Some(((name, index), count)) if number(index) && number(count) => name.to_owned(),
@@ -111,12 +118,22 @@ mod tests {
 
     #[test]
     fn a_model_is_called_as_its_file() {
-        for (file, expected) in
-            [("/m/Qwen-7B-Q4_K_M.gguf", "Qwen-7B-Q4_K_M"), ("big-00001-of-00012.gguf", "big"), ("a-1-of-2.gguf", "a-1-of-2")]
-        {
+        for (file, expected) in [
+            ("/m/Qwen-7B-Q4_K_M.gguf", "Qwen-7B-Q4_K_M"),
+            ("big-00001-of-00012.gguf", "big"),
+            ("a-1-of-2.gguf", "a-1-of-2"),
+            ("qwen2.5", "qwen2.5"),
+        ] {
             assert_eq!(name(Path::new(file)), expected);
         }
-        assert!(is_one("x.GGUF") && !is_one("org/model-gguf"));
+        let meant = |model| meant(model).unwrap();
+        assert!(meant("x.GGUF").is_some() && meant("org/model-gguf").is_none());
+        let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../gguf/tests/fixtures/llama3.gguf");
+        let dir = tempfile::tempdir().unwrap();
+        let blob = dir.path().join("sha256-0123");
+        fs::copy(fixtures, &blob).unwrap();
+        assert_eq!(meant(blob.to_str().unwrap()), Some(blob.clone()), "by its content");
+        assert_eq!(meant(dir.path().to_str().unwrap()), Some(blob), "the only one in its directory");
     }
 
     #[test]

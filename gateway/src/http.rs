@@ -5,6 +5,7 @@
 //! - `gate`: operators' sign-in checked, and their changes recorded; `roles`: the role that each of their routes needs; [`sign_in`]: operators
 //!   with a browser
 //! - [`routes`]: both ports' routes; [`prices`]: the least that a client needs for each of its own; `paths`: the route for a path
+//! - [`openapi`]: documents of both ports' routes, for generators of clients
 //! - [`operator`]: for operators and probes; [`models`]: `/v1/models`
 //! - [`console`]: `/console`, the web page; [`watch`]: `/cluster/events`, its live data
 //! - [`endpoint`]: the part of a generating endpoint that differs; [`serve`]: the common part; `pages`: pages of stored items; [`chat`],
@@ -55,6 +56,7 @@ pub mod messages;
 pub mod models;
 pub mod moderations;
 pub mod openai;
+pub mod openapi;
 pub mod operator;
 mod pages;
 mod parameters;

@@ -4,6 +4,7 @@
 //! - [`tokenizer`]: text to ids; one id to its bytes
 //! - [`detokenizer`]: ids to text, one at a time, never broken UTF-8
 //! - [`stop`]: stop strings in a stream of text
+//! - [`infill`]: the text around a gap to a prompt
 //! - [`template`]: chat messages to text, as Hugging Face renders them
 //! - [`marks`]: the protection of the template's own marks against contents that imitate them
 //! - [`tool`]: a function that a model may call; [`error`]: errors of a model directory
@@ -15,6 +16,7 @@ pub mod detokenizer;
 pub mod error;
 pub mod events;
 pub mod harmony;
+pub mod infill;
 mod marker;
 pub mod marks;
 pub mod output;
@@ -28,6 +30,7 @@ pub mod tools;
 
 use config::ModelConfig;
 use error::ModelError;
+use infill::Infill;
 use marks::Marks;
 use std::{path::Path, sync::Arc};
 use template::{ChatTemplate, Confinement, TemplateError};
@@ -51,6 +54,8 @@ pub struct TextModel {
     pub marks: Option<Marks>,
     /// The limit on calls in an answer that must consist of calls: a weak model makes one after another.
     pub forced_calls_max: u32,
+    /// The marks around a gap; `None` if the model was trained on none.
+    pub infill: Option<Infill>,
 }
 
 impl TextModel {
@@ -81,7 +86,8 @@ impl TextModel {
 
     pub fn new(config: ModelConfig, tokenizer: Arc<Tokenizer>, template: Option<ChatTemplate>) -> Self {
         let marks = Some(Marks::new(&tokenizer, template.as_ref()));
-        Self { config, tokenizer, template, marks, forced_calls_max: FORCED_CALLS_MAX }
+        let infill = Infill::of(&tokenizer);
+        Self { config, tokenizer, template, marks, forced_calls_max: FORCED_CALLS_MAX, infill }
     }
 
     pub fn with_forced_calls_max(self, forced_calls_max: u32) -> Self {

@@ -162,8 +162,8 @@ impl Checkpoint {
         if let Some(part) = missing {
             return Err(ModelError::MissingPart { path: part, index: path });
         }
-        if let Some(part) = parts_beside(dir)?.into_iter().find(|part| !names.contains(&part)) {
-            return Err(ModelError::SurplusPart { path: dir.join(part), index: path });
+        for part in parts_beside(dir)?.iter().filter(|part| !names.contains(part)) {
+            tracing::warn!(part, index = %path.display(), "a file beside the index is not named in it, and is not loaded");
         }
         let numbers: HashMap<&String, usize> = names.iter().enumerate().map(|(i, name)| (*name, i)).collect();
         let index = weight_map.iter().map(|(tensor, file)| (tensor.clone(), numbers[file])).collect();

@@ -21,6 +21,7 @@ use std::{ops::Range, path::Path};
 use tidemill_kernels::cpu::activation::Activation;
 use tidemill_proto::{
     block::{KvDtype, KvShape, Token},
+    files::packed,
     message::VOCAB_MAX,
 };
 
@@ -163,6 +164,7 @@ const NO_ROPE_INTERVAL: usize = 4;
 impl ModelConfig {
     /// Reads `config.json` and `generation_config.json` of a checkpoint.
     pub(crate) fn load(dir: &Path) -> Result<Self, ModelError> {
+        packed(dir).map_or(Ok(()), |reason| Err(ModelError::Packed(reason)))?;
         let path = dir.join("config.json");
         // The architecture decides how to read the rest, so it is checked first.
         let (family, fields) = family_and_fields(&path, read_json(&path)?)?;

@@ -24,8 +24,8 @@ pub enum ModelError {
     LfsPointer { path: PathBuf },
     #[error("{path} is missing, although {index} names it: the download is incomplete, so fetch this file too")]
     MissingPart { path: PathBuf, index: PathBuf },
-    #[error("{path} is not named in {index}: it is of another checkpoint, so remove it, or download the index that belongs to it")]
-    SurplusPart { path: PathBuf, index: PathBuf },
+    #[error("{0}")]
+    Packed(String),
     #[error("{path} is not a valid safetensors file: {problem}; download or convert it again")]
     Safetensors { path: PathBuf, problem: String },
     #[error("tensor {tensor} is missing: {path} does not have it; the checkpoint is incomplete or of another architecture")]

@@ -52,6 +52,8 @@ pub struct Download {
 pub enum ModelDirError {
     #[error("model `{0}`: there is no such directory, and a hub id looks like org/name or org/name@revision")]
     NotAModel(String),
+    #[error("model `{0}` is a file, and none of GGUF: name a directory in Hugging Face's layout, a GGUF file, or a hub id")]
+    NotADirectory(String),
     #[error("model directory {path}: {source}")]
     Directory { path: PathBuf, source: io::Error },
     #[error("model `{model}` is neither a directory here nor a model (with that revision) at {endpoint}: check the spelling")]
@@ -90,6 +92,9 @@ impl Hub {
 pub async fn resolve(model: &str, hub: &Hub, mut progress: impl FnMut(&Download)) -> Result<PathBuf, ModelDirError> {
     if Path::new(model).is_dir() {
         return fs::canonicalize(model).map_err(|source| ModelDirError::Directory { path: model.into(), source });
+    }
+    if Path::new(model).is_file() {
+        return Err(ModelDirError::NotADirectory(model.to_owned()));
     }
     Fetch::new(model, hub)?.run(&mut progress).await
 }

@@ -188,7 +188,8 @@ impl Tenant {
 }
 
 /// A generation of trusted blocks. A worker that is found to compute wrongly ends an era: a block's key does not tell which worker computed
-/// it, and other workers may have computed further blocks from a wrong one, so every earlier block is suspect.
+/// it, and other workers may have computed further blocks from a wrong one, so every earlier block is suspect. So does an operator who resets
+/// the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Era(Option<[u8; 32]>);
 
@@ -206,6 +207,19 @@ impl Era {
         let mut hasher = blake3::Hasher::new_derive_key("tidemill era v1");
         for worker in workers {
             hasher.update(&worker.0.to_le_bytes());
+        }
+        Self(Some(*hasher.finalize().as_bytes()))
+    }
+
+    /// The era after an operator's reset of this number. 0 is none.
+    pub fn reset(self, number: u64) -> Self {
+        if number == 0 {
+            return self;
+        }
+        let mut hasher = blake3::Hasher::new_derive_key("tidemill era of a reset v1");
+        hasher.update(&number.to_le_bytes());
+        if let Self(Some(era)) = &self {
+            hasher.update(era);
         }
         Self(Some(*hasher.finalize().as_bytes()))
     }
@@ -285,7 +299,8 @@ mod tests {
         let mut salts: Vec<Vec<u8>> = Vec::new();
         for salt in [b"".as_slice(), b"theirs", &tenants] {
             assert_eq!(after(&[]).salt(salt), salt, "nobody was found: all blocks count");
-            for era in [after(&[]), after(&[3]), after(&[4]), after(&[3, 4])] {
+            let resets = [after(&[]).reset(1), after(&[]).reset(2), after(&[3]).reset(1)];
+            for era in [after(&[]), after(&[3]), after(&[4]), after(&[3, 4])].into_iter().chain(resets) {
                 let salted = era.salt(salt);
                 assert!(!salts.contains(&salted));
                 assert!(salt != tenants || Tenant::of_salt(&salted) == Tenant::of_salt(salt));
@@ -293,6 +308,7 @@ mod tests {
             }
         }
         assert_eq!(after(&[3, 4]), after(&[3, 4]));
+        assert_eq!(after(&[3]).reset(0), after(&[3]));
     }
 
     const SHAPE: KvShape = KvShape { layers: 2, kv_heads: 2, head_dim: 8, dtype: KvDtype::F32, latent: None };

@@ -20,8 +20,8 @@ pub(super) async fn resolve_models(args: &UpArgs, data: &Path) -> anyhow::Result
     for model in &args.model {
         let dir = resolve_model(model, data).await?;
         names.push(match Path::new(model) {
-            file if gguf::is_one(model) => gguf::name(file),
-            path if path.is_dir() => directory_name(&dir),
+            path if path.is_dir() => directory_name(if gguf::meant(model)?.is_some() { path } else { &dir }),
+            file if gguf::meant(model)?.is_some() => gguf::name(file),
             _ => model.clone(),
         });
         dirs.push(dir);
@@ -42,11 +42,10 @@ pub(super) async fn resolve_drafts(args: &UpArgs, data: &Path) -> anyhow::Result
     Ok(dirs)
 }
 
-/// The directory of a model, which is given as a directory, as a GGUF file or by its name at the hub.
+/// The directory of a model, which is given as a directory, as a GGUF file or a directory with one, or by its name at the hub.
 async fn resolve_model(model: &str, data: &Path) -> anyhow::Result<PathBuf> {
     let kept = data.join("models");
-    if gguf::is_one(model) {
-        let file = PathBuf::from(model);
+    if let Some(file) = gguf::meant(model)? {
         return spawn_blocking(move || gguf::resolve(&file, &kept)).await.context("unpacking a GGUF file")?;
     }
     let progress = |d: &Download| {

@@ -16,6 +16,9 @@ pub trait Registry: fmt::Debug + Send + Sync {
     fn remove_coordinator(&self, name: String) -> Changing<'_, ()>;
 }
 
+/// The kind of the records that say when a model's cache was reset: the key is the model, and the value a number that grows.
+pub const CACHE_RESET: &str = "cache-reset";
+
 pub type Changing<'a, T> = Pin<Box<dyn Future<Output = Result<T, ChangeError>> + Send + 'a>>;
 
 #[derive(Debug, thiserror::Error)]

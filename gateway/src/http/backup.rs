@@ -6,7 +6,7 @@
 //! The registry's file is not among them: a copy of it would break promises that it does not remember. Its records are, so that a
 //! coordinator that was alone can make them again.
 
-use crate::{requests::error::ApiError, serving::gateway::Gateway};
+use crate::{base::registry::CACHE_RESET, requests::error::ApiError, serving::gateway::Gateway};
 use axum::{
     body::{Body, Bytes},
     extract::State,
@@ -37,7 +37,7 @@ use tokio::{
 /// The directory of the copies in the data directory.
 const COPIES: &str = "backup";
 /// The records that outlive their registry. Others are about workers, or made anew by themselves.
-const KINDS: [&str; 3] = ["alias", "denied", "rollout"];
+const KINDS: [&str; 4] = ["alias", CACHE_RESET, "denied", "rollout"];
 const PART_BYTES: usize = 256 << 10;
 /// The number of parts that wait to be read.
 const PARTS_AHEAD: usize = 4;

@@ -1,4 +1,5 @@
-//! `/v1/completions`: text or token ids in, text out; with `echo` and `logprobs`, also scoring as evaluation harnesses do it.
+//! `/v1/completions`: text or token ids in, text out; with `echo` and `logprobs`, also scoring as evaluation harnesses do it. With a `suffix`,
+//! the text between two others.
 
 use super::{
     endpoint::{Call, Endpoint},
@@ -14,7 +15,11 @@ use crate::{
         parse::in_range,
     },
     serving::{answer::Delta, gateway::Gateway},
-    text::{detokenizer::Detokenizer, tokenizer::printable},
+    text::{
+        TextModel,
+        detokenizer::Detokenizer,
+        tokenizer::{EncodeError, printable},
+    },
     traces::names::Operation,
 };
 use std::{collections::BTreeMap, sync::Arc};
@@ -47,15 +52,19 @@ impl Endpoint for Completions {
         _: Stored,
         options: &mut Options,
     ) -> Result<(Self, Vec<Vec<Token>>), ApiError> {
-        if completion.suffix.is_some_and(|suffix| !suffix.is_empty()) {
-            return Err(ApiError::unsupported("suffix"));
-        }
+        let suffix = completion.suffix.filter(|suffix| !suffix.is_empty());
         let echo = completion.echo.unwrap_or(false);
+        if echo && suffix.is_some() {
+            return Err(ApiError::invalid("echo", "`echo` is not possible with `suffix`: the prompt is the text on both sides of the gap"));
+        }
         options.sampling.logprobs = completion.logprobs.map(|n| in_range("logprobs", n, 0..=TOP_LOGPROBS_MAX)).transpose()?;
         if echo && options.sampling.logprobs.is_some() && options.choices > 1 {
             return Err(ApiError::invalid("n", "`echo` with `logprobs` needs `n` = 1"));
         }
-        let prompts = tokenize(gateway, completion.prompt, options)?;
+        let prompts = match suffix {
+            Some(suffix) => around_a_gap(gateway, completion.prompt, suffix, options)?,
+            None => tokenize(gateway, completion.prompt, options)?,
+        };
         if prompts.is_empty() || prompts.len() > PROMPTS_MAX {
             return Err(ApiError::invalid("prompt", format!("`prompt` must hold 1 to {PROMPTS_MAX} prompts")));
         }
@@ -150,21 +159,66 @@ impl Completions {
 
 fn tokenize(gateway: &Gateway, prompt: Prompt, options: &mut Options) -> Result<Vec<Vec<Token>>, ApiError> {
     let tokenizer = &gateway.text().tokenizer;
-    let mut texts = match prompt {
-        Prompt::Text(text) => vec![text],
-        Prompt::Texts(texts) => texts,
-        Prompt::Tokens(tokens) => return checked(gateway, vec![tokens], options),
-        Prompt::TokenLists(lists) => return checked(gateway, lists, options),
-    };
-    for text in &texts {
-        gateway.check_text_length("prompt", text)?;
-        options.doubts.extend(gateway.check_input("prompt", [text.as_str()], &options.safety)?);
+    match sorted(prompt) {
+        Sorted::Tokens(prompts) => checked(gateway, prompts, options),
+        Sorted::Texts(texts) => {
+            let encode = |text: String| tokenizer.encode(&text, true).map_err(|e| ApiError::invalid("prompt", e.to_string()));
+            shown(gateway, texts, None, options)?.into_iter().map(encode).collect()
+        }
     }
+}
+
+/// Makes the prompts of which each is the text before a gap, and `suffix` the one after it.
+fn around_a_gap(gateway: &Gateway, prompt: Prompt, suffix: String, options: &mut Options) -> Result<Vec<Vec<Token>>, ApiError> {
+    let TextModel { tokenizer, infill, .. } = gateway.text();
+    let Some(infill) = infill else {
+        let message = format!("`suffix`: `{}` cannot fill a gap: its tokenizer has no marks for the text around one", gateway.model_name());
+        return Err(ApiError::invalid("suffix", message));
+    };
+    options.end_at(infill.ends());
+    let refused = |param: &'static str| move |error: EncodeError| ApiError::invalid(param, error.to_string());
+    let (prompts, suffix) = match sorted(prompt) {
+        Sorted::Tokens(prompts) => {
+            let prompts = checked(gateway, prompts, options)?;
+            (prompts, shown(gateway, Vec::new(), Some(suffix), options)?.pop())
+        }
+        Sorted::Texts(texts) => {
+            let mut texts = shown(gateway, texts, Some(suffix), options)?;
+            let suffix = texts.pop();
+            let encoded = texts.iter().map(|text| tokenizer.encode(text, false).map_err(refused("prompt")));
+            (encoded.collect::<Result<_, _>>()?, suffix)
+        }
+    };
+    let after = infill.encode_after(tokenizer, &suffix.unwrap_or_default()).map_err(refused("suffix"))?;
+    prompts.iter().map(|before| infill.prompt(tokenizer, before, &after).map_err(refused("prompt"))).collect()
+}
+
+enum Sorted {
+    Texts(Vec<String>),
+    Tokens(Vec<Vec<Token>>),
+}
+
+fn sorted(prompt: Prompt) -> Sorted {
+    match prompt {
+        Prompt::Text(text) => Sorted::Texts(vec![text]),
+        Prompt::Texts(texts) => Sorted::Texts(texts),
+        Prompt::Tokens(tokens) => Sorted::Tokens(vec![tokens]),
+        Prompt::TokenLists(lists) => Sorted::Tokens(lists),
+    }
+}
+
+/// Checks the texts of prompts, and after them the suffix if there is one. Returns them as the model may see them.
+fn shown(gateway: &Gateway, texts: Vec<String>, suffix: Option<String>, options: &mut Options) -> Result<Vec<String>, ApiError> {
+    let named = texts.iter().map(|text| ("prompt", text)).chain(suffix.iter().map(|suffix| ("suffix", suffix)));
+    for (param, text) in named {
+        gateway.check_text_length(param, text)?;
+        options.doubts.extend(gateway.check_input(param, [text.as_str()], &options.safety)?);
+    }
+    let mut texts: Vec<String> = texts.into_iter().chain(suffix).collect();
     if let Some(pii) = gateway.pii() {
         pii.hide_texts(&mut texts, options);
     }
-    let encode = |text: String| tokenizer.encode(&text, true).map_err(|e| ApiError::invalid("prompt", e.to_string()));
-    texts.into_iter().map(encode).collect()
+    Ok(texts)
 }
 
 /// Checks prompts of token ids by the text to which they decode.

@@ -8,7 +8,7 @@ use axum::{
     extract::{self, FromRequestParts},
     http::{Uri, request::Parts},
 };
-use serde::de::DeserializeOwned;
+use serde::{Deserialize, de::DeserializeOwned};
 
 /// The captured parts of a request's path.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +33,13 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T>
 /// A request's query, after the `?`.
 #[derive(Clone, Copy, Debug)]
 pub struct Query<T>(pub T);
+
+/// The query of routes that are about one model.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelQuery {
+    pub model: Option<String>,
+}
 
 impl<T: DeserializeOwned> Query<T> {
     pub fn of(uri: &Uri) -> Result<Self, ApiError> {

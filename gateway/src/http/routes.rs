@@ -2,8 +2,8 @@
 
 use super::{
     access, admin, appeals, backup, batches, chat::Chat, classify, completions::Completions, console, conversations, cors, doors,
-    elsewhere, embeddings, erasure, export, feedback, files, gate, leftover, memories, messages, models, moderations, operator, records,
-    replay, rerank, responses, rollouts, serve, sign_in, tokenize, watch,
+    elsewhere, embeddings, erasure, export, feedback, files, gate, leftover, memories, messages, models, moderations, openapi, operator,
+    records, replay, rerank, responses, rollouts, serve, sign_in, tokenize, watch,
 };
 use crate::{requests::error::ApiError, serving::gateway::Gateway};
 use axum::{
@@ -28,7 +28,8 @@ pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
         .merge(keyed())
         .merge(counted)
         .route_layer(from_fn_with_state(Arc::clone(&gateway), access::authenticate));
-    let routes = everywhere().merge(no_sign_in()).merge(routes);
+    let routes = everywhere().merge(free()).merge(no_sign_in()).merge(routes);
+    openapi::prepare();
     let operators = || operators().route_layer(from_fn_with_state(Arc::clone(&gateway), operator::while_open));
     let routes = if operators_too { routes.merge(operators()) } else { routes };
     let cors = cors::layer(gateway.cors());
@@ -39,6 +40,11 @@ pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
         Some(cors) => routes.layer(cors),
         None => routes,
     }
+}
+
+/// The routes that need no key, besides those that both ports have.
+fn free() -> Router<Arc<Gateway>> {
+    Router::new().route("/openapi.json", get(openapi::of_clients))
 }
 
 /// The routes that need a key, and take no quota.
@@ -85,6 +91,7 @@ fn counted() -> Router<Arc<Gateway>> {
         .route("/v1/feedback", post(feedback::create))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
+        .route("/tokenizer_info", get(tokenize::info))
 }
 
 /// The generating routes, which take quota, for the requests of batches.
@@ -117,6 +124,9 @@ pub fn admin(gateway: Arc<Gateway>) -> Router {
 
 fn administration() -> Router<Arc<Gateway>> {
     Router::new()
+        .route("/openapi.json", get(openapi::of_operators))
+        .route("/ready/generate", get(operator::generates))
+        .route("/reset_prefix_cache", post(operator::reset_prefix_cache))
         .route("/admin/keys", get(admin::list_keys).post(admin::create_key))
         .route("/admin/keys/{id}", delete(admin::revoke_key))
         .route("/admin/feedback", get(feedback::list))
@@ -216,7 +226,7 @@ mod tests {
     #[test]
     fn every_route_of_the_clients_port_has_its_price_in_the_table_and_the_table_no_other() {
         for (price, group) in [
-            (Price::Nothing, everywhere().merge(no_sign_in())),
+            (Price::Nothing, everywhere().merge(free()).merge(no_sign_in())),
             (Price::Key, keyed()),
             (Price::Request, counted().merge(responses_by_id())),
             (Price::Tokens, of_models()),
@@ -228,8 +238,18 @@ mod tests {
         }
         // A route that a function adds outside these groups would be in neither.
         let (code, _) = include_str!("routes.rs").split_once("#[cfg(test)]").expect("this module is in it");
-        let groups =
-            [everywhere(), no_sign_in(), keyed(), counted(), responses_by_id(), of_models(), operators(), administration(), signing_in()];
+        let groups = [
+            everywhere(),
+            free(),
+            no_sign_in(),
+            keyed(),
+            counted(),
+            responses_by_id(),
+            of_models(),
+            operators(),
+            administration(),
+            signing_in(),
+        ];
         let paths = groups.map(|group| routes(&group).into_iter().map(|(_, path)| path).collect::<BTreeSet<_>>().len());
         let added = code.split(".route").skip(1).filter(|rest| rest.starts_with('(')).count();
         assert_eq!(added, paths.iter().sum::<usize>());

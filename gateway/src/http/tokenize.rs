@@ -1,6 +1,12 @@
-//! `/tokenize` and `/detokenize`, as in vLLM.
+//! `/tokenize`, `/detokenize` and `/tokenizer_info`, as in vLLM.
 
-use super::{access::Client, chat, openai::ChatRequest, written};
+use super::{
+    access::Client,
+    chat,
+    openai::ChatRequest,
+    parameters::{ModelQuery, Query},
+    written,
+};
 use crate::{
     requests::{
         computing::checkpoint,
@@ -9,7 +15,10 @@ use crate::{
     },
     serving::gateway::Gateway,
 };
-use axum::{body::Body, response::Response};
+use axum::{
+    body::{Body, Bytes},
+    response::Response,
+};
 use serde::{Deserialize, Serialize, de::IgnoredAny};
 use serde_json::json;
 use std::sync::Arc;
@@ -39,6 +48,13 @@ struct Tokens {
     #[serde(default)]
     model: Option<String>,
     tokens: Vec<Token>,
+}
+
+/// `GET /tokenizer_info`: the settings of a model's tokenizer, as its author wrote them, with its chat template.
+pub async fn info(Client(gateway): Client, Query(ModelQuery { model }): Query<ModelQuery>) -> Result<Response, ApiError> {
+    let gateway = gateway.select(model.as_deref())?;
+    // All answers share the one copy that is kept.
+    Ok(written::json(Bytes::from_owner(Arc::clone(&gateway.text().config.tokenizer_info))))
 }
 
 /// `POST /tokenize`: a prompt, or a chat.

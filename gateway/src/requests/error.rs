@@ -148,6 +148,12 @@ impl ApiError {
         Self { code: Some("stream_not_kept"), ..Self::new(StatusCode::CONFLICT, message) }
     }
 
+    /// Models of which no token came; `failed` names each with the reason.
+    pub fn not_generating(failed: &str) -> Self {
+        let message = format!("These models computed no token: {failed}.");
+        Self { code: Some("not_generating"), retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
+    }
+
     pub fn conflict(message: impl Into<String>) -> Self {
         Self::new(StatusCode::CONFLICT, message)
     }

@@ -191,6 +191,19 @@ impl Options {
         self.constraint.as_ref().is_some_and(|constrained| constrained.param != FORM_OF_CALLS)
     }
 
+    /// Ends answers at further tokens, unless the client wants no end.
+    pub fn end_at(&mut self, tokens: &[Token]) {
+        let TextRules { stop_tokens, eos_tokens, .. } = &mut self.rules;
+        if eos_tokens.is_empty() {
+            return;
+        }
+        for known in [stop_tokens, eos_tokens] {
+            known.extend(tokens);
+            known.sort_unstable();
+            known.dedup();
+        }
+    }
+
     /// Makes every choice's text follow a grammar, which has to pass before the request is started. The text ends with the model's end of
     /// sequence, which a client can then only delay by ignoring it. The last call counts: it may wrap an earlier grammar.
     pub fn constrain(&mut self, RequestedGrammar { grammar, param }: RequestedGrammar, model: &TextModel) {

@@ -5,6 +5,7 @@
 //!   the start of its answer, with `doubts`: a model's verdict on uncertain findings; `questions`: whether the answer to a similar question
 //!   is acceptable; [`encoding`]: texts on their way through an encoder; `weighed`: a request's meaning, for its
 //!   route
+//! - `probing`: a token through every model, and [`probed`] its result; `resetting`: the end of what is cached for one
 //! - [`erasing`]: erasure of a tenant's or a user's data; `retention`: deletion of what is too old
 //! - `shadows`: answers of a rollout's new model; `summaries`: summaries of long conversations
 
@@ -14,8 +15,11 @@ pub mod erasing;
 mod intake;
 mod jobs;
 mod making;
+pub mod probed;
+mod probing;
 pub mod prompt;
 mod questions;
+mod resetting;
 mod retention;
 pub mod route;
 pub mod settings;
@@ -55,6 +59,7 @@ use crate::{
 };
 use axum::Router as Routes;
 use parking_lot::RwLock;
+use probed::LastProbe;
 use settings::GatewaySettings;
 use std::{
     collections::BTreeMap,
@@ -145,6 +150,8 @@ struct Shared {
     /// Held while something is erased, so that each counts what it removed.
     erasing: tokio::sync::Mutex<()>,
     draining: AtomicBool,
+    /// The last run of a probe through every model.
+    probed: LastProbe,
     /// The permit to write a backup.
     backup: Arc<Semaphore>,
 }

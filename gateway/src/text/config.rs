@@ -9,9 +9,10 @@ use std::{
     io::{self, ErrorKind},
     ops::{Bound, RangeBounds, RangeInclusive},
     path::Path,
+    sync::Arc,
 };
 use tidemill_proto::{
-    files::{SETTINGS_BYTES_MAX, read_at_most},
+    files::{SETTINGS_BYTES_MAX, packed, read_at_most},
     message::{IdentityKeys, ModelIdentity},
 };
 
@@ -28,6 +29,8 @@ pub struct ModelConfig {
     pub pad_token: Option<String>,
     pub chat_template: Option<String>,
     pub sampling: SamplingDefaults,
+    /// The tokenizer's settings as JSON, with the chat template.
+    pub tokenizer_info: Arc<[u8]>,
     /// A classifier's labels, in the order of its outputs.
     pub labels: Vec<String>,
 }
@@ -121,11 +124,15 @@ struct NamedTemplate {
 
 impl ModelConfig {
     pub fn load(dir: &Path) -> Result<Self, ModelError> {
+        packed(dir).map_or(Ok(()), |reason| Err(ModelError::Packed(reason)))?;
         let path = dir.join("config.json");
         let config: ConfigJson = required(&path)?;
         let (identity, context_tokens) = config.identity.identity().map_err(|reason| ModelError::Invalid { path, reason })?;
         let generation: GenerationJson = optional(&dir.join("generation_config.json"))?.unwrap_or_default();
-        let tokenizer: TokenizerJson = optional(&dir.join("tokenizer_config.json"))?.unwrap_or_default();
+        let tokenizer_path = dir.join("tokenizer_config.json");
+        let tokenizer_info: Map<String, Value> = optional(&tokenizer_path)?.unwrap_or_default();
+        let tokenizer: TokenizerJson = TokenizerJson::deserialize(&tokenizer_info)
+            .map_err(|error| ModelError::Invalid { path: tokenizer_path, reason: error.to_string() })?;
         let file = read_optional(&dir.join("chat_template.jinja"))?;
         let chat_template = file.or_else(|| match tokenizer.chat_template {
             Some(TemplateJson::One(template)) => Some(template),
@@ -141,6 +148,7 @@ impl ModelConfig {
         Ok(Self {
             identity,
             context_tokens,
+            tokenizer_info: shown(tokenizer_info, chat_template.as_deref()),
             eos_ids,
             bos_token: content(tokenizer.bos_token),
             eos_token: content(tokenizer.eos_token),
@@ -151,6 +159,14 @@ impl ModelConfig {
             labels: labels(config.id2label.unwrap_or_default()),
         })
     }
+}
+
+/// Writes a tokenizer's settings, with the chat template that has a file of its own.
+fn shown(mut settings: Map<String, Value>, chat_template: Option<&str>) -> Arc<[u8]> {
+    if let Some(template) = chat_template {
+        settings.entry("chat_template").or_insert_with(|| template.into());
+    }
+    Value::Object(settings).to_string().into_bytes().into()
 }
 
 /// The labels of `id2label`, whose keys are numbers as text.

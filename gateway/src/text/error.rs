@@ -7,6 +7,8 @@ use std::path::PathBuf;
 pub enum ModelError {
     #[error("cannot read {path}: {source} (a model directory has config.json, tokenizer.json and *.safetensors)")]
     File { path: PathBuf, source: std::io::Error },
+    #[error("{0}")]
+    Packed(String),
     #[error("{path}: {reason}")]
     Invalid { path: PathBuf, reason: String },
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::Path;
 use tidemill_kernels::cpu::activation::Activation;
-use tidemill_proto::message::ModelKind;
+use tidemill_proto::{files::packed, message::ModelKind};
 
 /// An encoder's dimensions and settings. The serialized fields, besides the weights, decide the arithmetic.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -145,6 +145,7 @@ const LABELS: usize = 2;
 impl EncoderConfig {
     /// Reads the settings of an encoder; `None` if the directory holds another kind of model.
     pub(crate) fn load(dir: &Path) -> Result<Option<Self>, ModelError> {
+        packed(dir).map_or(Ok(()), |reason| Err(ModelError::Packed(reason)))?;
         let path = dir.join("config.json");
         let value: Value = read_json(&path)?;
         let architecture = value["architectures"][0].as_str().unwrap_or_default().to_owned();

@@ -153,6 +153,10 @@ async fn a_directory_is_itself() {
         let error = resolve(wrong, &hub, |_| ()).await.unwrap_err();
         assert!(matches!(error, ModelDirError::NotAModel(_)), "{wrong}: {error}");
     }
+    let file = dir.path().join("model.bin");
+    fs::write(&file, b"anything").unwrap();
+    let error = resolve(file.to_str().unwrap(), &hub, |_| ()).await.unwrap_err();
+    assert!(matches!(error, ModelDirError::NotADirectory(_)), "{error}");
 }
 
 #[tokio::test]

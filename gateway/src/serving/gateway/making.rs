@@ -1,6 +1,8 @@
 //! The construction of a gateway.
 
-use super::{Gateway, Generating, ServedModel, Shared, VIEWERS_MAX, intake::ANSWER_BYTES_MAX, settings::GatewaySettings};
+use super::{
+    Gateway, Generating, ServedModel, Shared, VIEWERS_MAX, intake::ANSWER_BYTES_MAX, probed::LastProbe, settings::GatewaySettings,
+};
 use crate::{
     base::{
         shares::{Pool, Shares},
@@ -66,6 +68,7 @@ impl Gateway {
             leaving: AtomicBool::new(false),
             erasing: tokio::sync::Mutex::default(),
             draining: AtomicBool::new(false),
+            probed: LastProbe::default(),
             backup: Arc::new(Semaphore::new(1)),
             generating,
             settings,
