@@ -8,7 +8,7 @@
 //! - [`marks`]: the protection of the template's own marks against contents that imitate them
 //! - [`tool`]: a function that a model may call; [`error`]: errors of a model directory
 //! - [`output`]: a model's output split into [`events`]: [`reasoning`] before the answer, calls of [`tools`] in it, or both in channels
-//!   ([`harmony`])
+//!   ([`harmony`]); [`thought_reader`]: thoughts read from tokens, under a limit
 
 pub mod config;
 pub mod detokenizer;
@@ -22,6 +22,7 @@ pub mod reasoning;
 pub mod sewn;
 pub mod stop;
 pub mod template;
+pub mod thought_reader;
 pub mod tokenizer;
 pub mod tool;
 pub mod tools;
@@ -29,8 +30,12 @@ pub mod tools;
 use config::ModelConfig;
 use error::ModelError;
 use marks::Marks;
-use std::{path::Path, sync::Arc};
+use std::{
+    path::Path,
+    sync::{Arc, OnceLock},
+};
 use template::{ChatTemplate, Confinement, TemplateError};
+use thought_reader::LimitedThoughts;
 use tidemill_proto::{
     files::{TOKENIZER_BYTES_MAX, read_at_most},
     message::{ModelIdentity, ModelKind},
@@ -51,6 +56,8 @@ pub struct TextModel {
     pub marks: Option<Marks>,
     /// The limit on calls in an answer that must consist of calls: a weak model makes one after another.
     pub forced_calls_max: u32,
+    /// Made when it is first needed.
+    limited_thoughts: OnceLock<Option<LimitedThoughts>>,
 }
 
 impl TextModel {
@@ -81,7 +88,7 @@ impl TextModel {
 
     pub fn new(config: ModelConfig, tokenizer: Arc<Tokenizer>, template: Option<ChatTemplate>) -> Self {
         let marks = Some(Marks::new(&tokenizer, template.as_ref()));
-        Self { config, tokenizer, template, marks, forced_calls_max: FORCED_CALLS_MAX }
+        Self { config, tokenizer, template, marks, forced_calls_max: FORCED_CALLS_MAX, limited_thoughts: OnceLock::new() }
     }
 
     pub fn with_forced_calls_max(self, forced_calls_max: u32) -> Self {
@@ -91,6 +98,12 @@ impl TextModel {
     /// For trusted clients: marks in their text are marks.
     pub fn with_clients_marks(self) -> Self {
         Self { marks: None, ..self }
+    }
+
+    /// The means to limit thoughts; `None` if the model has none, or none that can be limited. Takes a while the first time.
+    pub fn limited_thoughts(&self) -> Option<&LimitedThoughts> {
+        let make = || LimitedThoughts::new(self.template.as_ref()?, &self.tokenizer);
+        self.limited_thoughts.get_or_init(make).as_ref()
     }
 
     /// Ids that end a sequence unless the client says otherwise.

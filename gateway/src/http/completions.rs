@@ -50,6 +50,10 @@ impl Endpoint for Completions {
         if completion.suffix.is_some_and(|suffix| !suffix.is_empty()) {
             return Err(ApiError::unsupported("suffix"));
         }
+        if completion.thinking_token_budget.is_some() {
+            let message = "`thinking_token_budget`: a completion continues a text and knows no thought: use /v1/chat/completions";
+            return Err(ApiError::invalid("thinking_token_budget", message));
+        }
         let echo = completion.echo.unwrap_or(false);
         options.sampling.logprobs = completion.logprobs.map(|n| in_range("logprobs", n, 0..=TOP_LOGPROBS_MAX)).transpose()?;
         if echo && options.sampling.logprobs.is_some() && options.choices > 1 {
