@@ -587,6 +587,8 @@ fn a_limited_thought_goes_to_a_worker_that_keeps_limits() {
     }
     cluster.worker_down(now, new);
     assert!(decode_jobs(&drain(&mut cluster)).is_empty(), "what that worker had waits for another of its kind");
+    cluster.submit(now, request(40, 1)).unwrap();
+    assert_eq!(decode_jobs(&drain(&mut cluster)).len(), 1, "and nobody waits behind it");
 }
 
 #[test]

@@ -49,10 +49,12 @@ pub async fn accept(endpoint: Endpoint, all: Links) {
 async fn serve(connection: Connection, all: Links) {
     let peer = connection.peer();
     let reason = match introduce(&connection).await {
-        Ok(Introduction::Worker { instance, register, sender, receiver }) => match admit(instance, (*register, connection.version()), &all).await {
-            Ok(admitted) => attend(admitted, sender, receiver, &all.driver).await,
-            Err(refused) => refuse(refused, sender).await,
-        },
+        Ok(Introduction::Worker { instance, register, sender, receiver }) => {
+            match admit(instance, (*register, connection.version()), &all).await {
+                Ok(admitted) => attend(admitted, sender, receiver, &all.driver).await,
+                Err(refused) => refuse(refused, sender).await,
+            }
+        }
         Ok(Introduction::Coordinator { name, .. }) if !all.peers.contains(&name) => {
             format!("coordinator `{name}` is none of this one's --peers")
         }
@@ -113,7 +115,11 @@ struct Refused {
     reason: String,
 }
 
-async fn admit(instance: Instance, (register, version): (Register, Version), Links { driver, registry, .. }: &Links) -> Result<Admitted, Refused> {
+async fn admit(
+    instance: Instance,
+    (register, version): (Register, Version),
+    Links { driver, registry, .. }: &Links,
+) -> Result<Admitted, Refused> {
     let (mut name, role) = (register.name.clone(), register.role.role());
     name.truncate(name.floor_char_boundary(NAME_BYTES_MAX));
     let for_good = |reason: String| Refused { name: name.clone(), answer: ToWorker::Refused { reason: reason.clone() }, reason };

@@ -44,6 +44,7 @@ use serde::{Deserialize, Serialize};
 use server_tools::ServerToolsFlags;
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 use tenants::{JwtFlags, KeptIn, SheddingFlags, SinkFlags, TierFlags};
+use thinking::parse_thought_budgets;
 use tidemill_cluster::ClusterSettings;
 use tidemill_gateway::{
     batches,
@@ -64,7 +65,6 @@ use tidemill_tenancy::{
     tier::Tiers,
     usage::price::{Price, Prices},
 };
-use thinking::parse_thought_budgets;
 use traces::{TracesFlags, TracesSettings};
 
 /// The cluster's front door and scheduler.

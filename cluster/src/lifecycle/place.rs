@@ -123,6 +123,10 @@ impl Cluster {
         }
         self.reorder(now);
         let (request, sequence) = self.requests.choice(at);
+        if request.new.needs_thought_limits() && self.membership.lack_thought_limits() {
+            // It waits for a worker of its kind, and does not block others.
+            return Decision::Hold;
+        }
         let keys = sequence.keys();
         // A probe's workers are given, so the policy does not choose.
         let pinned = request.pin.map(|pin| {

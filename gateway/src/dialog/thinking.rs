@@ -37,7 +37,9 @@ pub struct ThoughtBudgets(pub BTreeMap<String, u32>);
 
 impl Default for ThoughtBudgets {
     fn default() -> Self {
-        Self([("minimal", 512), ("low", 1024), ("medium", 8192), ("high", 24576)].map(|(effort, tokens)| (effort.to_owned(), tokens)).into())
+        Self(
+            [("minimal", 512), ("low", 1024), ("medium", 8192), ("high", 24576)].map(|(effort, tokens)| (effort.to_owned(), tokens)).into(),
+        )
     }
 }
 

@@ -64,8 +64,11 @@ mod tests {
         while let Some(c) = rest.chars().next() {
             let mark = marks.iter().find_map(|mark| Some((mark.len(), tokenizer.id_of(mark).filter(|_| rest.starts_with(mark))?)));
             let len = mark.map_or(c.len_utf8(), |(len, _)| len);
-            let bytes = || rest[..len].bytes().map(|byte| tokenizer.id_of(&format!("<0x{byte:02X}>")).unwrap());
-            mark.map_or_else(|| tokens.extend(bytes()), |(_, id)| tokens.push(id));
+            let bytes = rest[..len].bytes().map(|byte| tokenizer.id_of(&format!("<0x{byte:02X}>")).unwrap());
+            match mark {
+                Some((_, id)) => tokens.push(id),
+                None => tokens.extend(bytes),
+            }
             rest = &rest[len..];
         }
         tokens

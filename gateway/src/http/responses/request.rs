@@ -10,7 +10,7 @@ use crate::{
         items::{self, ITEMS_MAX, ItemContent, Sent},
         options::{Options, TOP_LOGPROBS_MAX},
         parse::{JsonBody, in_range},
-        structured,
+        structured, thinking,
     },
     serving::{
         gateway::{Gateway, route::RouteRequest},
