@@ -106,6 +106,7 @@ fn measure(name: PolicyName, workers: usize) -> Vec<Duration> {
             stop: StopRule { max_tokens: 512, ..StopRule::default() },
             choices: 1,
             constraint: None,
+            thought: None,
             prompt_logprobs: None,
             embeds: None,
             timeout: Duration::from_secs(600),

@@ -87,6 +87,7 @@ mod tests {
         tests::{request, settings},
     };
     use tidemill_proto::{
+        frame::Version,
         ids::RequestId,
         message::{DecodeJob, PrefillJob, RoleInfo, ToWorker},
     };
@@ -162,7 +163,7 @@ mod tests {
         cluster.distrust(NOW, bad);
         cluster.distrust(NOW, bad);
         assert_eq!(cluster.distrusted().collect::<Vec<_>>(), [bad]);
-        cluster.admit(NOW, bad, register("p", RoleInfo::Prefill(engine(1)))).unwrap();
+        cluster.admit(NOW, bad, register("p", RoleInfo::Prefill(engine(1))), Version::NEWEST).unwrap();
         for _ in 0..3 {
             cluster.submit(NOW, request(40, 1)).unwrap();
             let (jobs, _) = sent(&mut cluster);

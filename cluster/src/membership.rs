@@ -8,6 +8,7 @@
 use std::{collections::BTreeMap, net::SocketAddr};
 use tidemill_proto::{
     block::{BLOCK_TOKENS, LayoutFingerprint},
+    frame::Version,
     ids::Epoch,
     message::{EngineInfo, Host, ModelIdentity, ModelKind, PoolNode, Register, Role, RoleInfo},
 };
@@ -33,6 +34,8 @@ pub struct Member {
     /// The release that it runs; `None` if it has not told.
     pub release: Option<String>,
     pub role: RoleInfo,
+    /// The version of the protocol on its link.
+    pub version: Version,
     /// Whether it takes no new work.
     pub draining: bool,
     /// Whether it computed wrongly, according to probes or an operator.
@@ -82,7 +85,7 @@ impl Membership {
     }
 
     /// Accepts a worker under its epoch, which no member has.
-    pub fn register(&mut self, epoch: Epoch, register: Register) -> Result<(), Refusal> {
+    pub fn register(&mut self, epoch: Epoch, register: Register, version: Version) -> Result<(), Refusal> {
         self.check(&register)?;
         assert!(!self.members.contains_key(&epoch), "an epoch is one member's");
         self.next_epoch = self.next_epoch.max(epoch.0 + 1);
@@ -92,6 +95,7 @@ impl Membership {
             pid: register.pid,
             release: None,
             role: register.role,
+            version,
             draining: false,
             unhealthy: false,
         };
@@ -175,6 +179,12 @@ impl Membership {
     /// The longest sequence that any decode worker can hold.
     pub fn context_tokens(&self) -> Option<u32> {
         self.taking_work().filter_map(|(_, member)| member.decode_info()).map(sequence_tokens_max).max()
+    }
+
+    /// Whether there are decode workers that take new work, and none of them keeps limits on thoughts.
+    pub fn lack_thought_limits(&self) -> bool {
+        let mut decode = self.taking_work().filter(|(_, member)| member.decode_info().is_some()).peekable();
+        decode.peek().is_some() && !decode.any(|(_, member)| member.version.keeps_thought_limits())
     }
 
     /// A pool node as `reader` reaches it.
@@ -274,7 +284,7 @@ pub(crate) mod tests {
     impl Membership {
         pub(crate) fn take(&mut self, register: Register) -> Result<Epoch, Refusal> {
             let epoch = self.free_epoch();
-            self.register(epoch, register).map(|()| epoch)
+            self.register(epoch, register, Version::NEWEST).map(|()| epoch)
         }
     }
 

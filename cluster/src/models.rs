@@ -10,6 +10,7 @@ use crate::{
 };
 use std::{collections::BTreeMap, time::Duration};
 use tidemill_proto::{
+    frame::Version,
     ids::{Epoch, RequestId},
     message::{ModelIdentity, Register, RoleInfo, WorkerEvent},
 };
@@ -79,10 +80,10 @@ impl Models {
 
     /// Accepts a worker under its epoch, or refuses it with the reason. If it is already a member, it is first removed: its process has
     /// started over with this coordinator.
-    pub fn register(&mut self, now: Duration, epoch: Epoch, register: Register) -> Result<(), Refusal> {
+    pub fn register(&mut self, now: Duration, epoch: Epoch, register: Register, version: Version) -> Result<(), Refusal> {
         let model = self.choose(&register)?;
         self.worker_down(now, epoch);
-        self.cluster_mut(model).admit(now, epoch, register)?;
+        self.cluster_mut(model).admit(now, epoch, register, version)?;
         self.workers.insert(epoch, model);
         Ok(())
     }
@@ -226,7 +227,7 @@ mod tests {
 
     fn take(models: &mut Models, register: Register) -> Result<Epoch, Refusal> {
         let epoch = Epoch(100 + models.workers.len() as u64);
-        models.register(NOW, epoch, register).map(|()| epoch)
+        models.register(NOW, epoch, register, Version::NEWEST).map(|()| epoch)
     }
 
     #[test]

@@ -364,6 +364,7 @@ impl Cluster {
                     sampling: Sampling { temperature: 0.0, logprobs: Some(TOP), ..Sampling::default() },
                     stop: StopRule { max_tokens: ANSWER_TOKENS, ..StopRule::default() },
                     constraint: None,
+                    thought: None,
                     choices: 1,
                     prompt_logprobs: None,
                     embeds: None,

@@ -7,6 +7,7 @@ use tidemill_proto::{
     grammar::Constraint,
     message::{Embeds, Provenance, TokensBySource},
     sampling::{Sampling, StopRule, TokenLogprob},
+    thought::ThoughtLimit,
     tokens::Tokens,
 };
 
@@ -22,6 +23,8 @@ pub struct NewRequest {
     pub stop: StopRule,
     /// The constraint on every choice.
     pub constraint: Option<Constraint>,
+    /// The limit on every choice's thought.
+    pub thought: Option<ThoughtLimit>,
     pub choices: u32,
     /// Report the prompt's log-probabilities (with the first choice), with this many of the likeliest tokens at each position.
     pub prompt_logprobs: Option<u32>,
@@ -41,11 +44,18 @@ impl NewRequest {
             sampling: Sampling::default(),
             stop: StopRule { max_tokens: 1, ..StopRule::default() },
             constraint: None,
+            thought: None,
             choices: 1,
             prompt_logprobs: None,
             embeds: Some(embeds),
             timeout,
         }
+    }
+
+    /// Whether only a worker that keeps limits on thoughts can answer it. Where no thought is wanted at all, the prompt has said so as well,
+    /// as far as the template can, and a worker of an earlier release has nothing but that.
+    pub fn needs_thought_limits(&self) -> bool {
+        self.thought.as_ref().is_some_and(|limit| limit.tokens_max > 0)
     }
 
     /// The maximum length of a sequence of this request.
@@ -120,6 +130,10 @@ pub enum Failure {
 pub enum Rejection {
     #[error("no decode worker is part of the cluster right now; try again later")]
     NoWorker,
+    #[error(
+        "no decode worker here keeps a limit on thoughts, as all run an earlier release: ask without one, or try again when they are upgraded"
+    )]
+    NoThoughtLimits,
     #[error("the cluster is full; try again later")]
     Full { retry_after_ms: u64 },
     #[error("this request would not be answered within the limits of its service class; try again in {} s", retry_after_ms.div_ceil(1000))]

@@ -1,7 +1,7 @@
 //! The core under events in any order: every request ends exactly once, nothing leaks, and the state is consistent after each step.
 
 use crate::{
-    Action, Cluster, ClusterSettings, Failure, NewRequest, Outcome, RequestEvent,
+    Action, Cluster, ClusterSettings, Failure, NewRequest, Outcome, Rejection, RequestEvent,
     admission::AdmissionPolicy,
     autoscale::{AutoscaleSettings, steps::Range},
     class::{Class, ClassId, Classes, OnMiss},
@@ -16,6 +16,7 @@ use std::{
 };
 use tidemill_proto::{
     block::{BLOCK_TOKENS, BlockKey, Chain, Era, Token},
+    frame::Version,
     ids::{Epoch, RequestId, SequenceId},
     message::{
         CacheEvent, DecodeJob, EngineInfo, Finish, PoolEvent, PrefillOutcome, Provenance, Report, RoleInfo, SequenceToken, ToWorker,
@@ -23,6 +24,7 @@ use tidemill_proto::{
     },
     pool::Tier,
     sampling::{Sampling, StopRule},
+    thought::{ReaderState, ThoughtLimit, ThoughtReader},
 };
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -75,6 +77,7 @@ pub(crate) fn request(tokens: usize, choices: u32) -> NewRequest {
         sampling: Sampling::default(),
         stop: StopRule { max_tokens: 4, min_tokens: 0, stop_tokens: vec![STOP] },
         constraint: None,
+        thought: None,
         choices,
         prompt_logprobs: None,
         embeds: None,
@@ -308,7 +311,7 @@ fn a_full_queue_displaces_the_newest_of_the_flood_and_tells_it() {
     let placed = (0..3).map(|_| "priority").chain((0..6).map(|_| "default"));
     let flood: Vec<_> = placed.map(|tier| submit_as(&mut cluster, now, tier, b"flood", 40).0).collect();
     let more = NewRequest { salt: b"flood".to_vec(), ..request(40, 1) };
-    assert!(matches!(cluster.submit(now, more).unwrap_err(), crate::Rejection::Full { .. }), "it displaces nobody, not even itself");
+    assert!(matches!(cluster.submit(now, more).unwrap_err(), Rejection::Full { .. }), "it displaces nobody, not even itself");
     let quiet = cluster.submit(now, NewRequest { salt: b"quiet".to_vec(), ..request(40, 2) }).unwrap();
     let actions = drain(&mut cluster);
     let displaced = actions.iter().filter_map(|action| match action {
@@ -359,7 +362,7 @@ fn a_class_that_is_not_served_late_is_refused_in_time() {
     cluster.submit(now, strict(20)).expect("20 ms of prompt and a step are within 60 ms");
     drain(&mut cluster);
     let rejection = cluster.submit(now, strict(500)).unwrap_err();
-    assert!(matches!(rejection, crate::Rejection::Late { retry_after_ms: 250..2000 }), "{rejection:?}");
+    assert!(matches!(rejection, Rejection::Late { retry_after_ms: 250..2000 }), "{rejection:?}");
     assert_eq!(drain(&mut cluster), [], "nobody has heard of it");
     cluster.submit(now, request(500, 1)).expect("others are served late");
     drain(&mut cluster);
@@ -554,6 +557,38 @@ fn nobody_waits_for_blocks_after_the_prefill_job() {
     assert_eq!(drain(&mut cluster), [Action::Send { worker: decode, message }], "the other one has a token already");
     cluster.tick(now + HANDOVER_MAX);
     assert_eq!(drain(&mut cluster), [], "once is enough");
+}
+
+/// A limit on a thought that is never begun.
+fn thought(tokens_max: u32) -> ThoughtLimit {
+    ThoughtLimit { tokens_max, start: 0, reader: ThoughtReader { states: vec![ReaderState::default()] }.into() }
+}
+
+#[test]
+fn a_limited_thought_goes_to_a_worker_that_keeps_limits() {
+    let mut cluster = Cluster::new(settings(), model());
+    let now = START;
+    let asked = |tokens_max| NewRequest { thought: Some(thought(tokens_max)), ..request(40, 1) };
+    let (old, new) = (Epoch(1), Epoch(2));
+    cluster.admit(now, old, register("old", RoleInfo::Decode(engine(1))), Version::OLDEST).unwrap();
+    assert_eq!(cluster.submit(now, asked(5)), Err(Rejection::NoThoughtLimits));
+    cluster.submit(now, asked(0)).unwrap();
+    assert_eq!(decode_jobs(&drain(&mut cluster)).len(), 1, "an earlier release is told by the prompt alone");
+    cluster.admit(now, new, register("new", RoleInfo::Decode(engine(1))), Version::NEWEST).unwrap();
+    drain(&mut cluster);
+    for _ in 0..3 {
+        cluster.submit(now, asked(5)).unwrap();
+        let actions = drain(&mut cluster);
+        let limited = |action: &Action| match action {
+            Action::Send { worker, message: ToWorker::DecodeLimited { limit, .. } } => Some((*worker, limit.tokens_max)),
+            _ => None,
+        };
+        assert_eq!(actions.iter().filter_map(limited).collect::<Vec<_>>(), [(new, 5)]);
+    }
+    cluster.worker_down(now, new);
+    assert!(decode_jobs(&drain(&mut cluster)).is_empty(), "what that worker had waits for another of its kind");
+    cluster.submit(now, request(40, 1)).unwrap();
+    assert_eq!(decode_jobs(&drain(&mut cluster)).len(), 1, "and nobody waits behind it");
 }
 
 #[test]
@@ -906,7 +941,7 @@ impl World {
 
     fn message(&mut self, worker: Epoch, message: ToWorker) {
         match message {
-            ToWorker::Decode(job) => {
+            ToWorker::Decode(job) | ToWorker::DecodeLimited { job, .. } => {
                 assert!(self.running.iter().all(|(_, other)| other.sequence != job.sequence), "a sequence runs at one worker");
                 assert!(self.cluster.distrusted().all(|bad| bad != worker), "work for a worker that computes wrongly");
                 assert_eq!(job.salt, Era::after(self.cluster.distrusted()).salt(b""), "no block of an earlier era is read");
@@ -1009,7 +1044,7 @@ fn unevenness(coordinators: u64, tells_others: bool, report_every: usize) -> u32
     let mut all: Vec<Cluster> = (0..coordinators).map(|n| Cluster::new(settings(n), model())).collect();
     for cluster in &mut all {
         for worker in &workers {
-            cluster.admit(START, *worker, register("d", RoleInfo::Decode(engine(1)))).unwrap();
+            cluster.admit(START, *worker, register("d", RoleInfo::Decode(engine(1))), Version::NEWEST).unwrap();
         }
         if tells_others {
             cluster.share_workers();

@@ -3,20 +3,21 @@
 use crate::{Cluster, Refusal, candidates};
 use std::time::Duration;
 use tidemill_proto::{
+    frame::Version,
     ids::Epoch,
     message::{CacheEvent, PoolEvent, Register, Report, Role, ToWorker, WorkerEvent},
 };
 
 impl Cluster {
-    /// Accepts a worker under the next free epoch, or refuses it with the reason.
+    /// Accepts a worker of this release under the next free epoch, or refuses it with the reason.
     pub fn register(&mut self, now: Duration, register: Register) -> Result<Epoch, Refusal> {
         let epoch = self.membership.free_epoch();
-        self.admit(now, epoch, register).map(|()| epoch)
+        self.admit(now, epoch, register, Version::NEWEST).map(|()| epoch)
     }
 
-    /// Accepts a worker under the epoch that the coordinators agreed on, which no member has here.
-    pub fn admit(&mut self, now: Duration, epoch: Epoch, register: Register) -> Result<(), Refusal> {
-        self.membership.register(epoch, register)?;
+    /// Accepts a worker under the epoch that the coordinators agreed on, which no member has here. `version` is its link's.
+    pub fn admit(&mut self, now: Duration, epoch: Epoch, register: Register, version: Version) -> Result<(), Refusal> {
+        self.membership.register(epoch, register, version)?;
         let host = &self.membership.get(epoch).expect("it has just come").host;
         self.shortlist.join(epoch, host);
         self.load.add_worker(now, epoch);

@@ -15,6 +15,7 @@ use tidemill_cluster::{
 };
 use tidemill_gateway::serving::backend::{Accepted, Backend};
 use tidemill_proto::{
+    frame::Version,
     ids::{Epoch, RequestId},
     message::{ModelIdentity, Register, ToWorker, WorkerEvent},
 };
@@ -79,11 +80,16 @@ impl Driver {
         self.state.lock().models.check(register)
     }
 
-    /// Accepts a worker. Its messages go to `link`, in order, after the answer to its registration.
-    pub fn register(&self, epoch: Epoch, register: Register, link: mpsc::Sender<ToWorker>) -> Result<WorkerLink, Refusal> {
+    /// Accepts a worker, on a link of this version of the protocol. Its messages go to `link`, in order, after the answer to its registration.
+    pub fn register(
+        &self,
+        epoch: Epoch,
+        (register, version): (Register, Version),
+        link: mpsc::Sender<ToWorker>,
+    ) -> Result<WorkerLink, Refusal> {
         self.with(|state, now| {
             state.links.remove(&epoch);
-            state.models.register(now, epoch, register)?;
+            state.models.register(now, epoch, register, version)?;
             state.links_made += 1;
             if let Some(denied) = &state.denied {
                 // The queue is empty.
@@ -327,6 +333,7 @@ mod tests {
             sampling: Sampling::default(),
             stop: StopRule { max_tokens: 1000, ..StopRule::default() },
             constraint: None,
+            thought: None,
             choices,
             prompt_logprobs: None,
             embeds: None,
@@ -336,7 +343,7 @@ mod tests {
 
     fn decode_worker(driver: &Driver) -> (WorkerLink, mpsc::Receiver<ToWorker>) {
         let (link, messages) = mpsc::channel(LINK_QUEUE_MAX);
-        (driver.register(Epoch(7), decode_0(), link).unwrap(), messages)
+        (driver.register(Epoch(7), (decode_0(), Version::NEWEST), link).unwrap(), messages)
     }
 
     fn sequences(messages: &mut mpsc::Receiver<ToWorker>) -> Vec<SequenceId> {
@@ -419,7 +426,7 @@ mod tests {
     async fn a_worker_that_does_not_read_is_dropped() {
         let driver = driver();
         let (link, messages) = mpsc::channel(1);
-        driver.register(Epoch(7), decode_0(), link).unwrap();
+        driver.register(Epoch(7), (decode_0(), Version::NEWEST), link).unwrap();
         let _submission = submit(&driver, vec![request(3)]).unwrap();
         assert!(driver.view().members.is_empty());
         assert!(messages.is_closed(), "its link ends");

@@ -12,7 +12,7 @@ use tidemill_net::{
     link::{CONNECT_MAX, Connection, Endpoint, LinkError, Receiver, Sender},
 };
 use tidemill_proto::{
-    frame::Preamble,
+    frame::{Preamble, Version},
     ids::{Epoch, Instance},
     message::{Register, ToCoordinator, ToWorker, WorkerEvent},
 };
@@ -49,10 +49,12 @@ pub async fn accept(endpoint: Endpoint, all: Links) {
 async fn serve(connection: Connection, all: Links) {
     let peer = connection.peer();
     let reason = match introduce(&connection).await {
-        Ok(Introduction::Worker { instance, register, sender, receiver }) => match admit(instance, *register, &all).await {
-            Ok(admitted) => attend(admitted, sender, receiver, &all.driver).await,
-            Err(refused) => refuse(refused, sender).await,
-        },
+        Ok(Introduction::Worker { instance, register, sender, receiver }) => {
+            match admit(instance, (*register, connection.version()), &all).await {
+                Ok(admitted) => attend(admitted, sender, receiver, &all.driver).await,
+                Err(refused) => refuse(refused, sender).await,
+            }
+        }
         Ok(Introduction::Coordinator { name, .. }) if !all.peers.contains(&name) => {
             format!("coordinator `{name}` is none of this one's --peers")
         }
@@ -113,7 +115,11 @@ struct Refused {
     reason: String,
 }
 
-async fn admit(instance: Instance, register: Register, Links { driver, registry, .. }: &Links) -> Result<Admitted, Refused> {
+async fn admit(
+    instance: Instance,
+    (register, version): (Register, Version),
+    Links { driver, registry, .. }: &Links,
+) -> Result<Admitted, Refused> {
     let (mut name, role) = (register.name.clone(), register.role.role());
     name.truncate(name.floor_char_boundary(NAME_BYTES_MAX));
     let for_good = |reason: String| Refused { name: name.clone(), answer: ToWorker::Refused { reason: reason.clone() }, reason };
@@ -128,7 +134,7 @@ async fn admit(instance: Instance, register: Register, Links { driver, registry,
         }
     })?;
     let (queue, outgoing) = mpsc::channel(LINK_QUEUE_MAX);
-    let link = driver.register(epoch, register, queue).map_err(|refusal| for_good(refusal.to_string()))?;
+    let link = driver.register(epoch, (register, version), queue).map_err(|refusal| for_good(refusal.to_string()))?;
     tracing::info!(name, ?role, %epoch, "worker registered");
     Ok(Admitted { epoch, link, labels: metrics::WorkerLabels { name, role }, outgoing })
 }

@@ -21,6 +21,7 @@ pub mod safety;
 pub mod semantic;
 pub mod server_tools;
 pub mod tenants;
+mod thinking;
 pub mod traces;
 
 use audit::AuditFlags;
@@ -43,6 +44,7 @@ use serde::{Deserialize, Serialize};
 use server_tools::ServerToolsFlags;
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 use tenants::{JwtFlags, KeptIn, SheddingFlags, SinkFlags, TierFlags};
+use thinking::parse_thought_budgets;
 use tidemill_cluster::ClusterSettings;
 use tidemill_gateway::{
     batches,
@@ -189,6 +191,10 @@ pub struct Flags {
     /// false]
     #[arg(long, num_args = 0..=1, default_missing_value = "true")]
     pub max_tokens_must_fit: Option<bool>,
+    /// Most tokens of thought for an effort that a client asks for, where the chat template has no word for efforts, such as
+    /// low=1024,high=16384; in the file a section: `low = 1024` [default: minimal=512,low=1024,medium=8192,high=24576]
+    #[arg(long, value_name = "EFFORT=TOKENS,…", value_parser = parse_thought_budgets)]
+    pub thought_budgets: Option<BTreeMap<String, u32>>,
     /// Most calls of one answer that must call tools (`tool_choice: "required"`); `parallel_tool_calls: false` makes it one [default: 8]
     #[arg(long, value_name = "N")]
     pub forced_calls_max: Option<u32>,

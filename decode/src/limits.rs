@@ -4,6 +4,7 @@ use tidemill_proto::{
     block::BLOCK_TOKENS,
     frame::FRAME_BYTES_MAX,
     message::{DecodeJob, Embeds},
+    thought::ThoughtLimit,
 };
 
 #[derive(Clone, Copy, Debug)]
@@ -29,13 +30,16 @@ impl Limits {
     }
 
     /// The reason why a job can never run here; `None` if it can.
-    pub(crate) fn unfit(&self, job: &DecodeJob, device_blocks: usize) -> Option<String> {
+    pub(crate) fn unfit(&self, job: &DecodeJob, thought: Option<&ThoughtLimit>, device_blocks: usize) -> Option<String> {
         let (len, prompt) = (job.tokens.len(), job.prompt_tokens as usize);
         if prompt == 0 || prompt > len {
             return Some(format!("job has {len} tokens and calls {prompt} of them its prompt"));
         }
         if let Some(token) = job.tokens.iter().find(|&&token| token as usize >= self.vocab) {
             return Some(format!("token {token} is not in the model's vocabulary of {}", self.vocab));
+        }
+        if thought.is_some_and(|limit| !limit.is_sound()) {
+            return Some("the limit on its thought is a table with states that do not exist".into());
         }
         // A sequence's scores are one message; a token's logprob takes 5 bytes at most, one of the likeliest 10.
         let scores_bytes = job.prompt_logprobs.map_or(0, |top| prompt.saturating_mul(16 + 10 * top as usize));

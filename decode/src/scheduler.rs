@@ -41,6 +41,7 @@ use tidemill_proto::{
     message::{Counters, DecodeJob, Finish, Provenance, SequenceToken, WorkerEvent},
     pool::Lineage,
     step::SegmentResult,
+    thought::ThoughtLimit,
 };
 
 #[derive(Debug)]
@@ -138,10 +139,15 @@ impl Scheduler {
 
     /// Accepts a sequence from a coordinator. One that cannot run here is answered at once.
     pub fn admit(&mut self, link: LinkId, job: DecodeJob, now: Duration) {
+        self.admit_limited(link, job, None, now);
+    }
+
+    /// Like [`admit`](Self::admit), with a limit on the sequence's thought.
+    pub fn admit_limited(&mut self, link: LinkId, job: DecodeJob, thought: Option<ThoughtLimit>, now: Duration) {
         let id = Sequence::job_id(job.sequence);
         let is_full = self.sequences.len() >= self.limits.sequences_max.saturating_add(self.limits.waiting_max);
         let is_full = is_full && !self.return_one_below(job.urgency.priority);
-        let refusal = match self.limits.unfit(&job, self.residency.device_blocks()) {
+        let refusal = match self.limits.unfit(&job, thought.as_ref(), self.residency.device_blocks()) {
             Some(reason) => Finish::Failed { reason },
             None if is_full || self.sequences.contains_key(&id) => Finish::Returned,
             None => {
@@ -153,7 +159,7 @@ impl Scheduler {
                 let sequence = Sequence::new(link, job, self.sequences_seen, &self.layout, self.limits.reads_whole, now);
                 let confidence = self.draft_model.as_ref().map(DraftModel::confidence).unwrap_or_default();
                 let drafter = self.speculation.as_ref().map(|speculation| Drafter::new(speculation, confidence));
-                self.sequences.insert(id, sequence.with_drafter(drafter));
+                self.sequences.insert(id, sequence.with_drafter(drafter).with_limited_thought(thought, self.limits.vocab));
                 self.sequences_seen += 1;
                 self.waiting.push(id);
                 return;

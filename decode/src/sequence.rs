@@ -2,7 +2,10 @@
 //!
 //! A rescued or preempted sequence is a new one whose prompt happens to be longer: it takes the same path.
 
-use crate::speculation::{Drafter, Guess, draft_model::Wish};
+use crate::{
+    speculation::{Drafter, Guess, draft_model::Wish},
+    thinking::Thinking,
+};
 use std::time::Duration;
 use tidemill_engine::{
     job::JobId,
@@ -16,7 +19,8 @@ use tidemill_proto::{
     ids::{LinkId, SequenceId},
     message::{DecodeJob, Embeds, Finish, PoolNode, Provenance, Run, SequenceToken, TokensBySource},
     sampling::TokenLogprob,
-    step::{Draw, History, Segment, Unknown, Wanted},
+    step::{Allowed, Draw, History, Mask, Segment, Unknown, Wanted},
+    thought::ThoughtLimit,
 };
 
 #[derive(Debug)]
@@ -34,6 +38,8 @@ pub(crate) struct Sequence {
     /// The mask of its next token.
     pub(crate) mask: MaskState,
     history: History,
+    /// Its thought; `None` if that has no limit.
+    thinking: Option<Thinking>,
     /// The proposals for its next tokens; `None` if this worker does not speculate.
     drafter: Option<Drafter>,
     /// The last token, and those drafted after it, of the step in progress; empty if nothing is drafted.
@@ -67,6 +73,7 @@ impl Sequence {
             awaits_grammar: job.constraint.is_some(),
             mask: MaskState::InTime,
             history,
+            thinking: None,
             drafter: None,
             row: Vec::new(),
             published: 0,
@@ -83,6 +90,13 @@ impl Sequence {
     /// Guesses its next tokens from now on.
     pub(crate) fn with_drafter(mut self, drafter: Option<Drafter>) -> Self {
         self.drafter = drafter;
+        self
+    }
+
+    /// Limits its thought, if there is a limit, in a vocabulary of `vocab` tokens.
+    pub(crate) fn with_limited_thought(mut self, limit: Option<ThoughtLimit>, vocab: usize) -> Self {
+        let generated = &self.job.tokens[self.job.prompt_tokens as usize..];
+        self.thinking = limit.map(|limit| Thinking::new(limit, generated, vocab));
         self
     }
 
@@ -212,8 +226,10 @@ impl Sequence {
     pub(crate) fn draft(&mut self, len: usize) {
         let last = self.job.tokens.last();
         if let (Some(drafter), Some(last)) = (self.drafter.as_ref().filter(|_| len > 0), last) {
+            let drafted = drafter.draft(len);
+            let len = self.thinking.as_ref().map_or(len, |thinking| thinking.verifiable(&drafted));
             self.row.push(*last);
-            self.row.extend(drafter.draft(len));
+            self.row.extend(&drafted[..len]);
         }
     }
 
@@ -247,8 +263,17 @@ impl Sequence {
     fn draw(&self) -> Draw<'_> {
         let index = self.generated();
         let banned = if index < self.job.stop.min_tokens { &self.job.stop.stop_tokens[..] } else { &[] };
-        let allowed = self.job.constraint.as_ref().map(|_| &Unknown as _);
+        // The engine has the grammar, and combines the two.
+        let allowed = match &self.job.constraint {
+            Some(_) => Some(&Unknown as &dyn Allowed),
+            None => self.required().map(|mask| mask as &dyn Allowed),
+        };
         Draw { sampling: &self.job.sampling, history: &self.history, index: u64::from(index), banned, allowed }
+    }
+
+    /// The tokens of which one must be drawn next, by the limit on its thought.
+    pub(crate) fn required(&self) -> Option<&Mask> {
+        self.thinking.as_ref()?.required()
     }
 
     /// The index of the next token to be drawn.
@@ -312,6 +337,7 @@ impl Sequence {
         let index = self.generated();
         self.job.tokens.push(token);
         self.history.push(token);
+        self.thinking.iter_mut().for_each(|thinking| thinking.push(token));
         self.kv.extend_to(&self.job.tokens);
         if self.first_token.is_none() {
             self.first_token = Some(now);

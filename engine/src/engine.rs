@@ -12,7 +12,7 @@ use crate::{
     io::Io,
     job::{Action, Delivery, JobId, ScheduledChunk},
     landing::Landings,
-    masks::{Constrained, Masks},
+    masks::{Constrained, Masks, narrowed::Narrowed},
     publishing::Publisher,
     role::Role,
 };
@@ -27,7 +27,7 @@ use tidemill_proto::{
     block::Token,
     ids::LinkId,
     message::StepSample,
-    step::{Segment, SegmentResult},
+    step::{Allowed, Segment, SegmentResult},
 };
 
 /// An event for an engine.
@@ -196,14 +196,16 @@ impl<R: Role> Engine<R> {
     }
 
     fn compute(&mut self, chunks: &[ScheduledChunk]) -> Result<Vec<SegmentResult>, ExecutorError> {
-        let segment = |chunk: &ScheduledChunk| {
-            let mut segment = self.role.segment(chunk);
-            if let (Some(draw), Some(allowed)) = (segment.wanted.draw_mut(), self.masks.as_ref().and_then(|masks| masks.next(chunk.job))) {
+        let by_grammar = |chunk: &ScheduledChunk| self.masks.as_ref()?.next(chunk.job);
+        let narrowed = |chunk: &ScheduledChunk| Some(Narrowed::new(by_grammar(chunk)?, self.role.required(chunk.job)?));
+        let narrowed: Vec<Option<Narrowed<'_>>> = chunks.iter().map(narrowed).collect();
+        let mut segments: Vec<Segment<'_>> = chunks.iter().map(|chunk| self.role.segment(chunk)).collect();
+        for ((segment, chunk), narrowed) in segments.iter_mut().zip(chunks).zip(&narrowed) {
+            let allowed = narrowed.as_ref().map(|narrowed| narrowed as &dyn Allowed).or_else(|| by_grammar(chunk));
+            if let (Some(draw), Some(allowed)) = (segment.wanted.draw_mut(), allowed) {
                 draw.allowed = Some(allowed);
             }
-            segment
-        };
-        let segments: Vec<Segment<'_>> = chunks.iter().map(segment).collect();
+        }
         self.runner.step(&segments)
     }
 

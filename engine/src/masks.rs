@@ -24,9 +24,11 @@
 //! groups of requests take [turns](crate::turns), so that a group with many grammars waits for its own.
 //!
 //! - [`cell`]: a mask in progress; [`maskers`]: the threads that compute masks
+//! - [`narrowed`]: a mask of which another rule allows only a part
 
 mod cell;
 mod maskers;
+pub(crate) mod narrowed;
 
 use crate::{engine::Event, job::JobId, role::MaskState, turns::Turns};
 use cell::{Cell, Patience};

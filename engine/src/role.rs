@@ -9,7 +9,7 @@ use tidemill_kvpool::client::{Arrival, FetchId};
 use tidemill_proto::{
     ids::LinkId,
     message::{Counters, ToWorker},
-    step::{Segment, SegmentResult},
+    step::{Mask, Segment, SegmentResult},
 };
 
 /// A scheduler, which chooses the jobs to take, those that hold device blocks, and the work of the next step. `now` is the time since the
@@ -50,6 +50,11 @@ pub trait Role {
 
     /// Notes the state of the mask of a job's next token, before a step is planned.
     fn masked(&mut self, _job: JobId, _mask: MaskState) {}
+
+    /// The tokens of which one must be drawn next for a job, as far as its grammar allows any of them; `None` if any token may follow.
+    fn required(&self, _job: JobId) -> Option<&Mask> {
+        None
+    }
 
     /// The next step of the draft model, before a step is planned; empty if nothing more is to be guessed now.
     fn guess(&mut self, _now: Duration) -> Vec<ScheduledChunk> {

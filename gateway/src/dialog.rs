@@ -1,15 +1,17 @@
 //! A conversation in any protocol: its messages, the tools that may be called, the requested reasoning. Endpoints translate their bodies
-//! into a [`Dialog`]; the model's chat template turns it into a prompt. `written`: the parts that clients and tools write; `mended`: orders
+//! into a [`Dialog`]; the model's chat template turns it into a prompt. [`thinking`]: that reasoning, and its limit; `written`: the parts that clients and tools write; `mended`: orders
 //! of turns that a template refuses, rearranged into one that it accepts.
 
 mod mended;
 pub mod prompt;
 pub(crate) mod render;
+pub mod thinking;
 mod written;
 
 use crate::{base::json::each_string, text::tool::Tool};
 use minijinja::Value;
 use std::collections::BTreeMap;
+use thinking::ReasoningWish;
 
 #[derive(Clone, Debug, Default)]
 pub struct Dialog {
@@ -60,14 +62,6 @@ pub enum ToolChoice {
     Required,
     /// A call of this tool.
     Named(String),
-}
-
-/// The requested amount of reasoning, as far as the template can express it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ReasoningWish {
-    /// The effort: `none`, `minimal`, `low`, …
-    pub effort: Option<String>,
-    pub enable_thinking: Option<bool>,
 }
 
 impl Dialog {

@@ -29,6 +29,7 @@ use guarded::ModerationVerdict;
 use piece::{CallDelta, Ended, Finish, FinishReason, Inspect, Logprob, Piece, StopReason};
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
+    mem,
     ops::ControlFlow,
     sync::Arc,
 };
@@ -72,6 +73,8 @@ pub struct Pipeline {
     guard: Option<guarded::Inspector>,
     inspect: Vec<Box<dyn Inspect>>,
     tokens: u32,
+    /// The last tokens of the thought so far that may be part of its end mark.
+    held_tokens: u64,
     /// The number of characters of generated text, sent or held back.
     characters: usize,
     /// The number of calls that have started.
@@ -102,6 +105,7 @@ impl Pipeline {
             guard: None,
             inspect: Vec::new(),
             tokens: 0,
+            held_tokens: 0,
             characters: 0,
             calls: 0,
             called: None,
@@ -131,16 +135,18 @@ impl Pipeline {
         let logprobs = logprob.map(|logprob| Logprob { token, logprob, offset }).into_iter().collect();
         let mut piece = Piece { tokens: vec![token], logprobs, ..Piece::default() };
         let thought = self.thinks();
+        let mut text_bytes = 0;
         if self.rules.include_stop || !self.rules.stop_tokens.contains(&token) {
             let text = self.text(token);
             self.characters += text.chars().count();
+            text_bytes = text.len();
             let events = match &mut self.splitter {
                 Some(splitter) => splitter.push(&text),
                 None => vec![Event::Text(text)],
             };
             self.take(events, &mut piece);
         }
-        piece.reasoning_tokens = (thought || self.thinks()).into();
+        piece.reasoning_tokens = self.thought_tokens(thought, text_bytes);
         self.inspected(piece)
     }
 
@@ -151,7 +157,7 @@ impl Pipeline {
             Some(splitter) => [splitter.push(&rest), splitter.finish(ended == Ended::Length)].concat(),
             None => vec![Event::Text(rest)],
         };
-        let mut piece = Piece::default();
+        let mut piece = Piece { reasoning_tokens: mem::take(&mut self.held_tokens), ..Piece::default() };
         self.take(events, &mut piece);
         if ended != Ended::Length {
             self.release(&mut piece);
@@ -178,6 +184,23 @@ impl Pipeline {
                 rest + &self.detokenizer.push(token) + mark
             }
             _ => self.detokenizer.push(token),
+        }
+    }
+
+    /// Counts the tokens that turn out to be thought with this token of so many bytes. `thought`: whether it began within the thought. Marks
+    /// are no thought: a token that may be part of one is counted when it is not.
+    fn thought_tokens(&mut self, thought: bool, text_bytes: usize) -> u64 {
+        let held = self.splitter.as_ref().map_or(0, Splitter::held_bytes);
+        if !self.thinks() {
+            self.held_tokens = 0;
+            0
+        } else if !thought {
+            0
+        } else if held > 0 && text_bytes <= held {
+            self.held_tokens += 1;
+            0
+        } else {
+            1 + mem::take(&mut self.held_tokens)
         }
     }
 
@@ -438,7 +461,7 @@ mod tests {
         assert_eq!(delta(0, &piece), (Some("f"), "{\"a\": \"é[ARGS]\"}"));
         assert_eq!(delta(1, &piece), (Some("g"), "{}"));
         assert_eq!(piece.finish, Some(Finish { reason: FinishReason::ToolCalls, stop_reason: None }));
-        assert_eq!(piece.reasoning_tokens as usize, "[".len() + "\nhm é\n".len() + "]".len(), "with both marks, which are a token each");
+        assert_eq!(piece.reasoning_tokens as usize, "\nhm é\n".len(), "without its marks, which are a token each");
         let call_ids: Vec<_> = piece.calls.iter().map(|call| call.id.clone().unwrap()).collect();
         assert!(call_ids[0] != call_ids[1] && call_ids.iter().all(|id| id.starts_with("call_") && id.len() == 29), "{call_ids:?}");
         let again = run(&mut Pipeline::new(&model, &[], &rules, 1), &tokens, Ended::StopToken(eos));

@@ -3,7 +3,7 @@
 //! - [`error`]: the reasons why a request fails
 //! - [`body`]: bodies on their way in; [`parse`]: bodies as values; [`computing`]: threads for work on clients' data
 //! - [`generate`]: the part of a body that all generating endpoints share; [`options`]: a client's options, checked
-//! - [`structured`]: constraints on an answer's text; [`custom`]: custom tools; [`items`]: items of stored histories
+//! - [`structured`]: constraints on an answer's text; [`thinking`]: those on its thought; [`custom`]: custom tools; [`items`]: items of stored histories
 
 pub mod body;
 pub mod computing;
@@ -14,3 +14,4 @@ pub mod items;
 pub mod options;
 pub mod parse;
 pub mod structured;
+pub mod thinking;

@@ -9,7 +9,7 @@
 //! - [`marks`]: the protection of the template's own marks against contents that imitate them
 //! - [`tool`]: a function that a model may call; [`error`]: errors of a model directory
 //! - [`output`]: a model's output split into [`events`]: [`reasoning`] before the answer, calls of [`tools`] in it, or both in channels
-//!   ([`harmony`])
+//!   ([`harmony`]); [`thought_reader`]: thoughts read from tokens, under a limit
 
 pub mod config;
 pub mod detokenizer;
@@ -24,6 +24,7 @@ pub mod reasoning;
 pub mod sewn;
 pub mod stop;
 pub mod template;
+pub mod thought_reader;
 pub mod tokenizer;
 pub mod tool;
 pub mod tools;
@@ -32,8 +33,12 @@ use config::ModelConfig;
 use error::ModelError;
 use infill::Infill;
 use marks::Marks;
-use std::{path::Path, sync::Arc};
+use std::{
+    path::Path,
+    sync::{Arc, OnceLock},
+};
 use template::{ChatTemplate, Confinement, TemplateError};
+use thought_reader::LimitedThoughts;
 use tidemill_proto::{
     files::{TOKENIZER_BYTES_MAX, read_at_most},
     message::{ModelIdentity, ModelKind},
@@ -56,6 +61,8 @@ pub struct TextModel {
     pub forced_calls_max: u32,
     /// The marks around a gap; `None` if the model was trained on none.
     pub infill: Option<Infill>,
+    /// Made when it is first needed.
+    limited_thoughts: OnceLock<Option<LimitedThoughts>>,
 }
 
 impl TextModel {
@@ -87,7 +94,7 @@ impl TextModel {
     pub fn new(config: ModelConfig, tokenizer: Arc<Tokenizer>, template: Option<ChatTemplate>) -> Self {
         let marks = Some(Marks::new(&tokenizer, template.as_ref()));
         let infill = Infill::of(&tokenizer);
-        Self { config, tokenizer, template, marks, forced_calls_max: FORCED_CALLS_MAX, infill }
+        Self { config, tokenizer, template, marks, forced_calls_max: FORCED_CALLS_MAX, infill, limited_thoughts: OnceLock::new() }
     }
 
     pub fn with_forced_calls_max(self, forced_calls_max: u32) -> Self {
@@ -97,6 +104,12 @@ impl TextModel {
     /// For trusted clients: marks in their text are marks.
     pub fn with_clients_marks(self) -> Self {
         Self { marks: None, ..self }
+    }
+
+    /// The means to limit thoughts; `None` if the model has none, or none that can be limited. Takes a while the first time.
+    pub fn limited_thoughts(&self) -> Option<&LimitedThoughts> {
+        let make = || LimitedThoughts::new(self.template.as_ref()?, &self.tokenizer);
+        self.limited_thoughts.get_or_init(make).as_ref()
     }
 
     /// Ids that end a sequence unless the client says otherwise.

@@ -23,7 +23,7 @@ pub struct Version(u16);
 
 impl Version {
     /// The version of this release.
-    pub const NEWEST: Self = Self(15);
+    pub const NEWEST: Self = Self(16);
     /// The oldest version that this release speaks.
     pub const OLDEST: Self = Self(14);
 
@@ -46,6 +46,11 @@ impl Version {
     /// Whether a worker can tell its release ([`WorkerEvent::Release`](crate::message::WorkerEvent::Release)).
     pub fn has_release(self) -> bool {
         self >= Self(15)
+    }
+
+    /// Whether a worker keeps a limit on a thought ([`ToWorker::DecodeLimited`](crate::message::ToWorker::DecodeLimited)).
+    pub fn keeps_thought_limits(self) -> bool {
+        self >= Self(16)
     }
 
     fn name(self) -> String {

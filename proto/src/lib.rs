@@ -3,7 +3,8 @@
 //! - [`ids`]: requests, sequences, epochs
 //! - [`block`]: the 16-token block, its chained [`BlockKey`](block::BlockKey), the layout that its bytes commit to
 //! - [`tokens`]: lists of token ids that share memory
-//! - [`sampling`]: the settings by which a client's tokens are drawn; [`grammar`]: the grammar that their text must follow
+//! - [`sampling`]: the settings by which a client's tokens are drawn; [`grammar`]: the grammar that their text must follow; [`thought`]:
+//!   the limit on their thought
 //! - [`urgency`]: how urgent a request is
 //! - [`step`]: the input and output of one step of a model
 //! - [`message`]: messages between coordinator and workers
@@ -21,5 +22,6 @@ pub mod pool;
 pub mod sampling;
 pub mod stage;
 pub mod step;
+pub mod thought;
 pub mod tokens;
 pub mod urgency;

@@ -9,6 +9,7 @@ use crate::{
     ids::{Epoch, Instance, RequestId, SequenceId},
     pool::{Direction, Tier, Transport},
     sampling::{Sampling, StopRule, TokenLogprob},
+    thought::ThoughtLimit,
     tokens::Tokens,
     urgency::Urgency,
 };
@@ -297,6 +298,12 @@ pub enum ToWorker {
     },
     /// The answer to [`WorkerEvent::Leaving`] of a pool node: nodes that can take over its blocks, the best first.
     Peers(Vec<Peer>),
+    /// Like `Decode`, with a limit on the sequence's thought. Only for a worker that [keeps](crate::frame::Version::keeps_thought_limits)
+    /// one.
+    DecodeLimited {
+        job: DecodeJob,
+        limit: ThoughtLimit,
+    },
 }
 
 /// A pool node, and how one worker reaches it.

@@ -198,6 +198,13 @@ impl Mask {
         self.words.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
     }
 
+    /// The tokens of both sets.
+    #[must_use]
+    pub fn both(&self, other: &Self) -> Self {
+        let words = self.words.iter().zip(&other.words).map(|(a, b)| a & b).collect::<Vec<_>>();
+        Self::new(&words, self.width)
+    }
+
     pub fn allows_any(&self) -> bool {
         self.words.iter().any(|&word| word != 0)
     }

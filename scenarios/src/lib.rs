@@ -197,7 +197,11 @@ impl Worker {
     }
 
     pub async fn decode_job(&mut self) -> DecodeJob {
-        self.expect(|message| if let ToWorker::Decode(job) = message { Some(job) } else { None }).await
+        self.expect(|message| match message {
+            ToWorker::Decode(job) | ToWorker::DecodeLimited { job, .. } => Some(job),
+            _ => None,
+        })
+        .await
     }
 }
 
@@ -215,7 +219,7 @@ struct Peer {
 impl Peer {
     fn take(&mut self, message: ToWorker) {
         match &message {
-            ToWorker::Decode(job) => {
+            ToWorker::Decode(job) | ToWorker::DecodeLimited { job, .. } => {
                 let tokens = TokensBySource {
                     hbm: 16,
                     local: u64::from(job.prompt_tokens) - 16.min(u64::from(job.prompt_tokens)),

@@ -123,6 +123,10 @@ impl Cluster {
         }
         self.reorder(now);
         let (request, sequence) = self.requests.choice(at);
+        if request.new.needs_thought_limits() && self.membership.lack_thought_limits() {
+            // It waits for a worker of its kind, and does not block others.
+            return Decision::Hold;
+        }
         let keys = sequence.keys();
         // A probe's workers are given, so the policy does not choose.
         let pinned = request.pin.map(|pin| {
@@ -149,6 +153,9 @@ impl Cluster {
         let decide = |candidates: Candidates<'_>| {
             let mut snapshot = self.snapshot(candidates, &blocks, now);
             snapshot.prefill.retain(|candidate| !request.cancelled_at.contains(&candidate.worker));
+            if request.new.needs_thought_limits() {
+                snapshot.decode.retain(|candidate| self.keeps_thought_limits(candidate.worker));
+            }
             if let Some(pin) = request.pin {
                 snapshot.prefill.retain(|candidate| pin.prefill == Some(candidate.worker));
                 snapshot.decode.retain(|candidate| pin.decode == candidate.worker);
@@ -177,6 +184,10 @@ impl Cluster {
             Decision::Queue if self.shortlist.decode().nth(BEST_MAX).is_some() => decide(candidates::all(&books, &blocks, now)),
             decision => decision,
         }
+    }
+
+    fn keeps_thought_limits(&self, worker: Epoch) -> bool {
+        self.membership.get(worker).is_some_and(|member| member.version.keeps_thought_limits())
     }
 
     /// The number of blocks of a sibling's prefill job that a sequence with these keys can use. If layers keep states, it is all of them or
@@ -213,7 +224,12 @@ impl Cluster {
         self.requests.note_overtaken(sequence.id, &self.settings.classes);
         self.book(now, at, placement, awaited);
         let job = self.decode_job(at, tokens, placement, urgency, if awaited { patience_ms } else { 0 });
-        self.send(placement.decode, ToWorker::Decode(job));
+        let thought = self.requests.choice(at).0.new.thought.clone();
+        let message = match thought.filter(|_| self.keeps_thought_limits(placement.decode)) {
+            Some(limit) => ToWorker::DecodeLimited { job, limit },
+            None => ToWorker::Decode(job),
+        };
+        self.send(placement.decode, message);
         if let Some(prefill) = prefill {
             self.start_prefill(now, at.0, prefill, patience_ms);
         }

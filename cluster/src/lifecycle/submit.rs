@@ -67,6 +67,10 @@ impl Cluster {
         let occupancy = Occupancy { context_tokens: self.context_tokens(now), waiting: self.requests.waiting(), pace: &self.pace };
         let admitted = admission::admit(&self.settings.admission, &occupancy, new.tokens_max(), new.choices as usize);
         let retry_after_ms = admission::retry_after_ms(&occupancy, occupancy.waiting);
+        let admitted = admitted.and_then(|()| match new.needs_thought_limits() && self.membership.lack_thought_limits() {
+            true => Err(Rejection::NoThoughtLimits),
+            false => Ok(()),
+        });
         let displaced = match admitted {
             Ok(()) => Vec::new(),
             Err(full @ Rejection::Full { .. }) if pin.is_none() => self.displaced_by(&new).ok_or(full)?,

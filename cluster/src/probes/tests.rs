@@ -4,8 +4,9 @@ use crate::{
     membership::tests::{engine, model, register},
     tests::{request, settings},
 };
-use tidemill_proto::message::{
-    EngineInfo, Finish, PrefillOutcome, Provenance, Register, RoleInfo, SequenceToken, ToWorker, TokensBySource, WorkerEvent,
+use tidemill_proto::{
+    frame::Version,
+    message::{EngineInfo, Finish, PrefillOutcome, Provenance, Register, RoleInfo, SequenceToken, ToWorker, TokensBySource, WorkerEvent},
 };
 
 /// Shorter than a request's timeout.
@@ -139,7 +140,7 @@ fn one_bit_makes_a_decode_worker_unhealthy_and_it_gets_no_more_work() {
     // A lost link does not make a worker healthy.
     world.cluster.worker_down(world.now, bad);
     let back = Register { pid: 2, ..register("w", RoleInfo::Decode(engine(1))) };
-    world.cluster.admit(world.now, bad, back).unwrap();
+    world.cluster.admit(world.now, bad, back, Version::NEWEST).unwrap();
     assert_eq!(world.unhealthy(), [bad]);
 }
 

@@ -13,6 +13,7 @@ use super::{
     semantic::SemanticCache,
     server_tools::ServerToolsFlags,
     tenants::{self, KeptIn},
+    thinking::check_thought_budgets,
 };
 use std::{net::SocketAddr, time::Duration};
 use tidemill_cluster::{
@@ -257,6 +258,7 @@ impl Flags {
                 ages: retention.ages,
                 memories: self.memory.map_or(Ok(None), MemoryFlags::check)?,
                 max_tokens_must_fit: self.max_tokens_must_fit.unwrap_or(false),
+                thought_budgets: check_thought_budgets(self.thought_budgets)?,
                 replay: replay::Limits {
                     bytes: bytes("replay_bytes_max", self.replay_bytes_max, "64MiB", "0")?,
                     recordings: positive("replay_answers_max", self.replay_answers_max.unwrap_or(4096))?,

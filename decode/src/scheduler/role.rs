@@ -11,7 +11,7 @@ use tidemill_kvpool::client::{Arrival, FetchId};
 use tidemill_proto::{
     ids::LinkId,
     message::{Counters, Finish, ToWorker},
-    step::{Segment, SegmentResult},
+    step::{Mask, Segment, SegmentResult},
 };
 
 impl Role for Scheduler {
@@ -20,6 +20,7 @@ impl Role for Scheduler {
     fn accept(&mut self, link: LinkId, message: ToWorker, now: Duration) -> Option<ToWorker> {
         match message {
             ToWorker::Decode(job) => self.admit(link, job, now),
+            ToWorker::DecodeLimited { job, limit } => self.admit_limited(link, job, Some(limit), now),
             ToWorker::CancelSequence { sequence } => self.cancel(sequence),
             ToWorker::StopWaiting { sequence } => self.stop_waiting(sequence),
             other => return Some(other),
@@ -73,6 +74,10 @@ impl Role for Scheduler {
         if let Some(state) = self.sequences.get_mut(&job) {
             state.mask = mask;
         }
+    }
+
+    fn required(&self, job: JobId) -> Option<&Mask> {
+        self.sequences.get(&job)?.required()
     }
 
     fn guess(&mut self, now: Duration) -> Vec<ScheduledChunk> {

@@ -22,6 +22,7 @@ use tidemill_proto::{
     message::{DecodeJob, Finish, PoolNode, WorkerEvent},
     sampling::{Sampling, StopRule, TokenLogprob},
     step::{Segment, SegmentResult, Wanted},
+    thought::{ReaderState, ThoughtLimit, ThoughtReader},
     urgency::Urgency,
 };
 
@@ -121,11 +122,57 @@ struct Ask {
     logprobs: bool,
     scored: bool,
     priority: u8,
+    thought: Option<Thought>,
+}
+
+/// A limited thought; if it is `open`, the prompt has begun it.
+#[derive(Clone, Copy, Debug)]
+struct Thought {
+    tokens_max: u32,
+    open: bool,
+}
+
+/// The token that begins a thought: as the first of an answer, or after a header.
+const THOUGHT: Token = 9;
+const THOUGHT_END: Token = 10;
+const HEADER: Token = 11;
+/// The only header that may follow once a limit is reached.
+const FINAL: Token = 12;
+
+impl Thought {
+    fn limit(self) -> ThoughtLimit {
+        let state = |is_thought, otherwise, steps, ending| ReaderState { is_thought, otherwise, steps, ending };
+        let states = vec![
+            state(false, 2, vec![(THOUGHT, 1), (HEADER, 3)], vec![]),
+            state(true, 1, vec![(THOUGHT_END, 2)], vec![THOUGHT_END]),
+            state(false, 2, vec![(HEADER, 3)], vec![]),
+            state(false, 2, vec![(THOUGHT, 1), (HEADER, 3)], vec![FINAL]),
+        ];
+        ThoughtLimit { tokens_max: self.tokens_max, start: self.open.into(), reader: ThoughtReader { states }.into() }
+    }
+
+    /// The only token that may follow, found in the answer so far.
+    fn only(self, answer: &[Token]) -> Option<Token> {
+        let (mut thinks, mut thought) = (self.open, 0);
+        for (i, &token) in answer.iter().enumerate() {
+            let may_begin = i == 0 || answer[i - 1] == HEADER;
+            match token {
+                THOUGHT_END => thinks = false,
+                _ if thinks => thought += 1,
+                THOUGHT => thinks = may_begin,
+                _ => {}
+            }
+        }
+        let after_header = answer.last() == Some(&HEADER) && !thinks;
+        (thought >= self.tokens_max && (thinks || after_header)).then_some(if thinks { THOUGHT_END } else { FINAL })
+    }
 }
 
 fn ask() -> impl Strategy<Value = Ask> {
-    (0u32..3, 1usize..100, 1u32..60, prop_oneof![3 => Just(0u32), 1 => 0u32..30], any::<bool>(), prop::bool::weighted(0.2), 0u8..2)
-        .prop_map(|(prompt, len, max_tokens, min_tokens, logprobs, scored, priority)| Ask {
+    let thought = (0u32..20, prop::bool::weighted(0.8)).prop_map(|(tokens_max, open)| Thought { tokens_max, open });
+    let rest = (any::<bool>(), prop::bool::weighted(0.2), 0u8..2, prop::option::of(thought));
+    (0u32..3, 1usize..100, 1u32..60, prop_oneof![3 => Just(0u32), 1 => 0u32..30], rest).prop_map(
+        |(prompt, len, max_tokens, min_tokens, (logprobs, scored, priority, thought))| Ask {
             prompt,
             len,
             max_tokens,
@@ -133,7 +180,9 @@ fn ask() -> impl Strategy<Value = Ask> {
             logprobs,
             scored,
             priority,
-        })
+            thought,
+        },
+    )
 }
 
 impl Ask {
@@ -171,7 +220,8 @@ impl Ask {
             let index = (tokens.len() - prompt) as u32;
             let banned: &[Token] = if index < self.min_tokens { &[END] } else { &[] };
             let state = *states(&tokens).last().expect("a prompt has tokens");
-            let token = shifted(next_token(state, u64::from(index), banned));
+            let only = self.thought.and_then(|thought| thought.only(&tokens[prompt..]));
+            let token = only.unwrap_or_else(|| shifted(next_token(state, u64::from(index), banned)));
             tokens.push(token);
             let done = index + 1 >= self.max_tokens || tokens.len() >= LIMITS.context_tokens;
             if token == END || done {
@@ -287,7 +337,7 @@ impl World {
         let states = states(&all);
         let (full, _) = states.as_chunks::<BLOCK_TOKENS>();
         self.blocks.extend(Chain::new(&LAYOUT, b"", &all).keys().iter().copied().zip(full.iter().copied()));
-        self.scheduler.admit(LINK, ask.job(number), self.now);
+        self.scheduler.admit_limited(LINK, ask.job(number), ask.thought.map(Thought::limit), self.now);
     }
 
     /// Writes a segment's positions and draws as the sampler does: row after row, as long as the drafted token is the drawn one.
@@ -321,11 +371,14 @@ impl World {
                 (draw, at_rows.len() - 1..at_rows.len())
             }
         };
+        assert!(rows.len() == 1 || draw.allowed.is_none(), "nothing is drafted where only some tokens may be drawn");
+        let only = draw.allowed.map(|allowed| allowed.wait().expect("it is known").tokens().collect::<Vec<_>>());
         for (i, row) in rows.enumerate() {
             if i > 0 && result.drawn[i - 1].0 != segment.tokens[row] && bug != Some(Bug::RejectedTokenPublished) {
                 break;
             }
-            let token = shifted(next_token(at_rows[row], draw.index + i as u64, draw.banned));
+            let free = shifted(next_token(at_rows[row], draw.index + i as u64, draw.banned));
+            let token = only.as_ref().map_or(free, |only| only[0]);
             let logprob = draw.sampling.logprobs.map(|_| TokenLogprob { logprob: at_rows[row] as f32, top: Vec::new() });
             result.drawn.push((token, logprob));
         }
@@ -496,6 +549,47 @@ proptest! {
     }
 }
 
+/// The answer of a worker that takes the sequence over after its first `kept` tokens.
+fn taken_over(ask: &Ask, kept: usize) -> Vec<Token> {
+    let mut world = World::new(64, Some(speculation(0, 8, 16)));
+    world.admit(&ask.clone());
+    world.scheduler.cancel(SequenceId(0));
+    let mut job = ask.job(0);
+    let answer = ask.truth().0;
+    answer[..kept].iter().for_each(|&token| job.tokens.push(token));
+    world.told.insert(SequenceId(0), Told { tokens: answer[..kept].to_vec(), ..Told::default() });
+    world.scheduler.admit_limited(LINK, job, ask.thought.map(Thought::limit), world.now);
+    world.run();
+    world.told.remove(&SequenceId(0)).expect("it was told").tokens
+}
+
+#[test]
+fn a_worker_that_takes_over_ends_the_thought_at_the_same_token() {
+    let ends = |tokens_max| {
+        let ask = Ask { max_tokens: 40, min_tokens: 40, thought: Some(Thought { tokens_max, open: true }), ..long(1) };
+        let answer = ask.truth().0;
+        let end = answer.iter().position(|&token| token == THOUGHT_END).expect("a thought ends");
+        assert!(end <= tokens_max as usize, "{answer:?}");
+        for kept in 0..answer.len() {
+            assert_eq!(taken_over(&ask, kept), answer, "taken over after {kept} tokens");
+        }
+        end
+    };
+    assert_eq!([0, 1, 3].map(ends), [0, 1, 3], "the limit ends it");
+    assert!(ends(20) < 20, "the model ends it");
+}
+
+#[test]
+fn a_limit_with_a_broken_table_fails_its_sequence_alone() {
+    let mut world = World::new(64, None);
+    let mut limit = Thought { tokens_max: 3, open: true }.limit();
+    limit.start = 4;
+    world.told.insert(SequenceId(0), Told::default());
+    world.scheduler.admit_limited(LINK, long(0).job(0), Some(limit), world.now);
+    world.observe();
+    assert!(matches!(&world.told[&SequenceId(0)].finish, Some(Finish::Failed { reason }) if reason.contains("limit on its thought")));
+}
+
 fn draft() -> impl Strategy<Value = Draft> {
     let step = prop_oneof![Just(Duration::ZERO), Just(Duration::from_millis(1)), Just(Duration::from_millis(30))];
     (prop_oneof![Just(0u64), Just(4), Just(16)], 4u32..40, step).prop_map(|(wrong, blocks, step)| Draft { wrong, blocks, step })
@@ -638,7 +732,7 @@ fn a_rejected_token_that_is_published_is_found() {
 }
 
 fn long(number: u32) -> Ask {
-    Ask { prompt: number, len: 20, max_tokens: 100, min_tokens: 100, logprobs: false, scored: false, priority: 0 }
+    Ask { prompt: number, len: 20, max_tokens: 100, min_tokens: 100, logprobs: false, scored: false, priority: 0, thought: None }
 }
 
 /// The number of steps until these are answered on a device with room for all.

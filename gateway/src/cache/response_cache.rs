@@ -140,13 +140,13 @@ pub(crate) fn size(event: &RequestEvent) -> u64 {
 /// The key of a request whose answer has this origin. It covers everything that can change a token, a log-probability or who may see them;
 /// the class and the time limit cannot.
 pub fn key(origin: Origin, request: &NewRequest) -> Key {
-    let NewRequest { prompt, salt, class: _, sampling, stop, constraint, choices, prompt_logprobs, embeds, timeout: _ } = request;
+    let NewRequest { prompt, salt, class: _, sampling, stop, constraint, thought, choices, prompt_logprobs, embeds, timeout: _ } = request;
     let mut sampling = sampling.clone();
     if sampling.temperature == 0.0 {
         // Greedy requests use no seed.
         sampling.seed = 0;
     }
-    let rest = (origin, salt, sampling, stop, constraint, choices, prompt_logprobs, embeds);
+    let rest = (origin, salt, sampling, stop, constraint, thought, choices, prompt_logprobs, embeds);
     let rest = serde_json::to_vec(&rest).expect("plain data with finite numbers");
     let mut hasher = blake3::Hasher::new();
     hasher.update(&(rest.len() as u64).to_le_bytes()).update(&rest);
@@ -228,6 +228,7 @@ mod tests {
             sampling: Sampling { temperature: 0.7, seed: 5, ..Sampling::default() },
             stop: StopRule { max_tokens: 9, min_tokens: 0, stop_tokens: vec![2] },
             constraint: None,
+            thought: None,
             choices: 1,
             prompt_logprobs: None,
             embeds: None,

@@ -260,6 +260,7 @@ mod tests {
             sampling: Sampling { temperature: 0.0, ..Sampling::default() },
             stop: StopRule { max_tokens: 9, min_tokens: 0, stop_tokens: vec![2] },
             constraint: None,
+            thought: None,
             choices: 1,
             prompt_logprobs: None,
             embeds: None,

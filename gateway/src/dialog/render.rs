@@ -1,7 +1,11 @@
 //! A dialog in the shape that its chat template expects: OpenAI's messages, with an empty text in place of missing content, and calls'
 //! arguments as objects, or as text if the template adds them to text.
 
-use super::{Dialog, Message, ToolCall, ToolChoice, mended::mended};
+use super::{
+    Dialog, Message, ToolCall, ToolChoice,
+    mended::mended,
+    thinking::{EFFORT, SWITCHES},
+};
 use crate::text::{
     template::{ChatInput, ChatTemplate, TemplateError, json, takes::Takes},
     tool::Tool,
@@ -13,8 +17,6 @@ use std::{
     time::SystemTime,
 };
 
-/// The effort that turns reasoning off, for a model that can do without.
-const NO_EFFORT: &str = "none";
 /// The field for arguments that are not an object, where an object is needed. Clients of `/v1/messages` get them under the same name.
 pub(crate) const OTHER_ARGUMENTS: &str = "arguments";
 /// Signs of templates that refuse ids of calls that are not nine letters and digits (Mistral's).
@@ -109,11 +111,12 @@ fn tool_value(tool: &Tool) -> Value {
 
 fn kwargs(dialog: &Dialog) -> BTreeMap<String, Value> {
     let effort = dialog.reasoning.effort.as_deref();
-    let thinks = dialog.reasoning.enable_thinking.or(effort.map(|effort| effort != NO_EFFORT));
     let mut kwargs = BTreeMap::new();
-    kwargs.extend(effort.map(|effort| ("reasoning_effort".to_owned(), Value::from(effort))));
-    // Families differ in the variable's name.
-    kwargs.extend(thinks.into_iter().flat_map(|thinks| ["enable_thinking", "thinking"].map(|name| (name.to_owned(), Value::from(thinks)))));
+    kwargs.extend(effort.map(|effort| (EFFORT.to_owned(), Value::from(effort))));
+    // Seed-OSS tells its models.
+    kwargs.extend(dialog.reasoning.budget.map(|budget| ("thinking_budget".to_owned(), Value::from(budget))));
+    let thinks = dialog.reasoning.thinks();
+    kwargs.extend(thinks.into_iter().flat_map(|thinks| SWITCHES.map(|name| (name.to_owned(), Value::from(thinks)))));
     kwargs.extend(dialog.template_kwargs.iter().map(|(name, value)| (name.clone(), value.clone())));
     kwargs
 }
@@ -121,7 +124,7 @@ fn kwargs(dialog: &Dialog) -> BTreeMap<String, Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{dialog::ReasoningWish, text::config::ModelConfig};
+    use crate::{dialog::thinking::ReasoningWish, text::config::ModelConfig};
     use serde_json::json;
 
     /// Writes the dialog as JSON for the template.
@@ -168,7 +171,7 @@ mod tests {
     #[test]
     fn efforts_reach_the_template_and_kwargs_win() {
         let wish = |effort: Option<&str>, enable_thinking| {
-            let reasoning = ReasoningWish { effort: effort.map(str::to_owned), enable_thinking };
+            let reasoning = ReasoningWish { effort: effort.map(str::to_owned), enable_thinking, ..ReasoningWish::default() };
             let given = given(&Dialog { reasoning, ..calling() }, "");
             (given["effort"].clone(), given["thinks"].clone())
         };
@@ -176,7 +179,7 @@ mod tests {
         assert_eq!(wish(Some("low"), None), (json!("low"), json!(true)));
         assert_eq!(wish(Some("none"), None), (json!("none"), json!(false)));
         assert_eq!(wish(Some("high"), Some(false)), (json!("high"), json!(false)));
-        let reasoning = ReasoningWish { effort: Some("low".into()), enable_thinking: None };
+        let reasoning = ReasoningWish { effort: Some("low".into()), ..ReasoningWish::default() };
         let template_kwargs = [("enable_thinking".to_owned(), Value::from(false))].into();
         assert_eq!(given(&Dialog { reasoning, template_kwargs, ..calling() }, "")["thinks"], json!(false));
     }

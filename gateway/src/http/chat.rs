@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     context::Strategy,
-    dialog::{self, Dialog, ReasoningWish, ToolCall},
+    dialog::{self, Dialog, ToolCall, thinking::ReasoningWish},
     generation::piece::{CallDelta, Finish, FinishReason, Logprob},
     http::logprob::json_logprob,
     metrics::usage::{ContextUsage, Usage},
@@ -23,6 +23,7 @@ use crate::{
         error::ApiError,
         options::{Options, TOP_LOGPROBS_MAX},
         parse::in_range,
+        thinking,
     },
     serving::{
         answer::{Delta, Ran},
@@ -38,8 +39,6 @@ use tidemill_proto::block::Token;
 
 /// Roles of messages. `function` is OpenAI's older name for `tool`.
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
-/// Values of `reasoning_effort`.
-const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 #[derive(Debug)]
 pub struct Chat {
@@ -279,10 +278,11 @@ pub(super) fn dialog(chat: ChatRequest) -> Result<Dialog, ApiError> {
     if chat.chat_template_kwargs.as_ref().is_some_and(|kwargs| !matches!(kwargs.kind(), ValueKind::Map | ValueKind::None)) {
         return Err(ApiError::invalid("chat_template_kwargs", "`chat_template_kwargs` must be an object"));
     }
-    if let Some(effort) = chat.reasoning_effort.as_deref().filter(|effort| !EFFORTS.contains(effort)) {
-        let message = format!("`reasoning_effort` is `{effort}`: it must be one of `{}`", EFFORTS.join("`, `"));
-        return Err(ApiError::invalid("reasoning_effort", message));
-    }
+    let reasoning = ReasoningWish {
+        effort: thinking::effort("reasoning_effort", chat.reasoning_effort.clone())?,
+        budget: thinking::token_budget(chat.thinking_token_budget)?,
+        ..ReasoningWish::default()
+    };
     let older = Calls::of(&chat).older;
     let tools = match older {
         true => chat.functions.unwrap_or_default().into_iter().map(function).collect(),
@@ -297,7 +297,7 @@ pub(super) fn dialog(chat: ChatRequest) -> Result<Dialog, ApiError> {
         tools,
         tool_choice,
         parallel: chat.parallel_tool_calls.unwrap_or(true) && !older,
-        reasoning: ReasoningWish { effort: chat.reasoning_effort, enable_thinking: None },
+        reasoning,
         template_kwargs: chat.chat_template_kwargs.map(template_kwargs).unwrap_or_default(),
         continues: !chat.add_generation_prompt.unwrap_or(true),
     })

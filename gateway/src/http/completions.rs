@@ -53,6 +53,10 @@ impl Endpoint for Completions {
         options: &mut Options,
     ) -> Result<(Self, Vec<Vec<Token>>), ApiError> {
         let suffix = completion.suffix.filter(|suffix| !suffix.is_empty());
+        if completion.thinking_token_budget.is_some() {
+            let message = "`thinking_token_budget`: a completion continues a text and knows no thought: use /v1/chat/completions";
+            return Err(ApiError::invalid("thinking_token_budget", message));
+        }
         let echo = completion.echo.unwrap_or(false);
         if echo && suffix.is_some() {
             return Err(ApiError::invalid("echo", "`echo` is not possible with `suffix`: the prompt is the text on both sides of the gap"));

@@ -37,6 +37,9 @@ pub struct ChatRequest {
     pub function_call: Option<serde_json::Value>,
     #[serde(default)]
     pub reasoning_effort: Option<String>,
+    /// vLLM's limit on the tokens of thought.
+    #[serde(default)]
+    pub thinking_token_budget: Option<i64>,
     /// The stored conversation that the messages continue, and to which they and the answer are added.
     #[serde(default)]
     pub conversation: Option<ConversationField>,
@@ -154,6 +157,8 @@ pub struct CompletionRequest {
     pub logprobs: Option<u32>,
     #[serde(default)]
     pub suffix: Option<String>,
+    #[serde(default)]
+    pub thinking_token_budget: Option<i64>,
 }
 
 #[derive(Debug, Deserialize)]

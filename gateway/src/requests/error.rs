@@ -422,7 +422,9 @@ impl From<Rejection> for ApiError {
     fn from(rejection: Rejection) -> Self {
         let message = rejection.to_string();
         match rejection {
-            Rejection::NoWorker => Self { retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) },
+            Rejection::NoWorker | Rejection::NoThoughtLimits => {
+                Self { retry_after_s: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
+            }
             Rejection::Full { retry_after_ms } => {
                 metrics::count_share_refusal("queue", Refused::Total);
                 Self::overloaded(message, retry_after_ms)

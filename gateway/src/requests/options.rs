@@ -17,7 +17,7 @@ use crate::{
 };
 use std::{fmt::Display, sync::Arc, time::Instant};
 use tidemill_cluster::class::{ClassId, Classes};
-use tidemill_proto::{block::Token, grammar::Constraint, sampling::Sampling};
+use tidemill_proto::{block::Token, grammar::Constraint, sampling::Sampling, thought::ThoughtLimit};
 use tidemill_safety::{
     category::{Category, Threshold},
     judge::Doubt,
@@ -51,6 +51,8 @@ pub struct Options {
     pub rules: TextRules,
     /// The grammar that every choice's text must follow.
     pub constraint: Option<Constrained>,
+    /// The limit on every choice's thought.
+    pub thought: Option<ThoughtLimit>,
     pub return_token_ids: bool,
     pub salt: Vec<u8>,
     /// Whether the same request has the same answer: it is greedy, or has a client's seed.
@@ -146,6 +148,7 @@ impl Options {
                 output: OutputRules::default(),
             },
             constraint: None,
+            thought: None,
             return_token_ids: request.return_token_ids.unwrap_or(false),
             salt,
             repeatable: request.seed.is_some() || sampling.temperature == 0.0,

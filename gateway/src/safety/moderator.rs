@@ -2,7 +2,11 @@
 //! `tidemill-safety` decides.
 
 use crate::{
-    dialog::{Dialog, Message, ReasoningWish, prompt::DialogError},
+    dialog::{
+        Dialog, Message,
+        prompt::DialogError,
+        thinking::{NO_EFFORT, ReasoningWish},
+    },
     text::{
         TextModel,
         tokenizer::{EncodeError, Tokenizer},
@@ -142,7 +146,7 @@ impl Moderator {
             return Ok(model.tokenizer.encode(&content, true)?);
         }
         let message = Message { role: "user".into(), content: Some(content), ..Message::default() };
-        let reasoning = ReasoningWish { effort: Some("none".into()), enable_thinking: Some(false) };
+        let reasoning = ReasoningWish { effort: Some(NO_EFFORT.into()), enable_thinking: Some(false), ..ReasoningWish::default() };
         let dialog = Dialog { messages: vec![message], reasoning, ..Dialog::default() };
         Ok(model.tokenizer.encode(&dialog.prompt(model, SystemTime::now())?.prompt.text, false)?)
     }

@@ -81,6 +81,7 @@ impl Rounds {
         self.number += 1;
         // After a forced call, the choice returns to `auto`; in the last round the model has to answer.
         self.dialog.tool_choice = if self.number == self.max { ToolChoice::None } else { ToolChoice::Auto };
+        self.dialog.reasoning.spent = self.usage(running.usage()).completion_tokens_details.reasoning_tokens;
         let round = gateway.for_round(self.number);
         let mut answer = round.start_dialog(self.dialog.clone(), options, Start::of(self.param)).await?;
         self.spent = self.usage(running.usage());

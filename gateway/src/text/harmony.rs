@@ -11,13 +11,15 @@
 use super::{events::Events, marker::MarkerWatch, reasoning::is_begun, template::ChatTemplate, tool::Tool};
 use std::sync::Arc;
 
-const START: &str = "<|start|>";
-const CHANNEL: &str = "<|channel|>";
+pub(super) const START: &str = "<|start|>";
+pub(super) const CHANNEL: &str = "<|channel|>";
 const CONSTRAIN: &str = "<|constrain|>";
-const MESSAGE: &str = "<|message|>";
-const END: &str = "<|end|>";
-const CALL: &str = "<|call|>";
-const RETURN: &str = "<|return|>";
+pub(super) const MESSAGE: &str = "<|message|>";
+pub(super) const END: &str = "<|end|>";
+pub(super) const CALL: &str = "<|call|>";
+pub(super) const RETURN: &str = "<|return|>";
+/// The channel of thoughts.
+pub(super) const THOUGHTS: &str = "analysis";
 /// The text before the name of a call's tool.
 const RECIPIENT: &str = "to=";
 const FUNCTIONS: &str = "to=functions.";
@@ -79,6 +81,10 @@ impl ChannelSplitter {
         matches!(self.state, State::Body(Body::Thought))
     }
 
+    pub(super) fn held_bytes(&self) -> usize {
+        if self.thinks() { self.end.held_bytes() } else { 0 }
+    }
+
     /// Takes a character. `answer` gets the text.
     pub(super) fn step(&mut self, c: char, events: &mut Events, answer: &mut impl FnMut(char, &mut Events)) {
         match &mut self.state {
@@ -135,7 +141,7 @@ impl Channels {
                 events.call(name);
                 Body::Arguments
             }
-            (None, Some("analysis")) => Body::Thought,
+            (None, Some(THOUGHTS)) => Body::Thought,
             (None, _) => Body::Text,
         }
     }

@@ -17,6 +17,11 @@ impl MarkerWatch {
         !self.held.is_empty()
     }
 
+    /// The length of such a text.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.held.len()
+    }
+
     /// Calls `pass` with every character that is certainly not part of a mark. Returns the mark that is complete with `c`.
     pub(super) fn step(&mut self, c: char, mut pass: impl FnMut(char)) -> Option<&'static str> {
         self.held.push(c);

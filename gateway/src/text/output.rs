@@ -67,6 +67,12 @@ impl Splitter {
         self.thought.as_ref().is_some_and(ThoughtSplitter::thinks) || self.channels.as_ref().is_some_and(ChannelSplitter::thinks)
     }
 
+    /// The bytes at the end of the reasoning so far that may be part of the mark at its end.
+    pub fn held_bytes(&self) -> usize {
+        let of_thought = self.thought.as_ref().map_or(0, ThoughtSplitter::held_bytes);
+        self.channels.as_ref().map_or(of_thought, ChannelSplitter::held_bytes)
+    }
+
     pub fn push(&mut self, text: &str) -> Vec<Event> {
         let mut events = Events::default();
         let mut answer = answer(&mut self.calls);

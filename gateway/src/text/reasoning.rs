@@ -22,9 +22,14 @@ pub struct Thought {
 impl Thought {
     /// The reasoning in answers to this prompt; `None` for a model without marks for it.
     pub fn after(template: &ChatTemplate, prompt: &str) -> Option<Self> {
-        let &(begin, end) = MARKS.iter().find(|(begin, end)| template.mentions(begin) && template.mentions(end))?;
+        let (begin, end) = Self::marks_in(template)?;
         let prompt = prompt.trim_end();
         Some(Self { begin, end, open: prompt.ends_with(begin), wanted: !prompt.ends_with(end) })
+    }
+
+    /// The marks between which a template puts reasoning.
+    pub(super) fn marks_in(template: &ChatTemplate) -> Option<(&'static str, &'static str)> {
+        MARKS.into_iter().find(|(begin, end)| template.mentions(begin) && template.mentions(end))
     }
 
     /// The marks of a template that looks for reasoning in an assistant's text.
@@ -68,6 +73,10 @@ impl ThoughtSplitter {
 
     pub(super) fn thinks(&self) -> bool {
         matches!(self.state, State::Thinking(_))
+    }
+
+    pub(super) fn held_bytes(&self) -> usize {
+        if self.thinks() { self.end.held_bytes() } else { 0 }
     }
 
     /// Takes a character. `answer` gets the text outside reasoning.

@@ -33,7 +33,7 @@ pub struct DecodedBytes {
 
 impl DecodedBytes {
     fn new(tokenizer: &tokenizers::Tokenizer, token_bytes: &TokenBytes) -> Self {
-        let ids = tokenizer.get_vocab(true).into_values().max().map_or(0, |last| last + 1);
+        let ids = ids(tokenizer);
         let (mut bytes, mut ends) = (Vec::new(), Vec::new());
         for id in 0..ids {
             let piece = tokenizer.id_to_token(id);
@@ -195,6 +195,11 @@ impl Tokenizer {
         self.decoded.as_ref()
     }
 
+    /// The number after the last id.
+    pub fn ids(&self) -> Token {
+        ids(&self.inner)
+    }
+
     pub fn id_of(&self, token: &str) -> Option<Token> {
         self.inner.token_to_id(token)
     }
@@ -235,6 +240,10 @@ impl Tokenizer {
     pub fn token_bytes(&self, id: Token) -> Vec<u8> {
         self.bytes.of(&self.inner, id)
     }
+}
+
+fn ids(tokenizer: &tokenizers::Tokenizer) -> Token {
+    tokenizer.get_vocab(true).into_values().max().map_or(0, |last| last + 1)
 }
 
 /// Whether a normalizer can turn ordinary text into a mark: one that only marks spaces cannot.

@@ -3,4 +3,5 @@
 mod published_templates;
 mod text_fixtures;
 mod text_stays_text;
+mod thought_limits;
 mod tool_grammars;

@@ -133,7 +133,9 @@ async fn ends_speak_the_newest_version_that_both_know() {
     let server = Endpoint::bind(ANY_PORT, &identity).unwrap();
     let addr = server.local_addr();
     let mut listener = server.listen();
-    for (offers, agreed) in [(&["tidemill/14"][..], Version::OLDEST), (&["tidemill/99", "tidemill/15", "tidemill/14"], Version::NEWEST)] {
+    for (offers, agreed) in
+        [(&["tidemill/14"][..], Version::OLDEST), (&["tidemill/99", "tidemill/16", "tidemill/15", "tidemill/14"], Version::NEWEST)]
+    {
         let both = async { tokio::join!(other_release(home.path(), addr, offers), listener.accept()) };
         let (other, link) = timeout(PATIENCE, both).await.unwrap();
         let ((_endpoint, other), link) = (other.unwrap(), link.unwrap());

@@ -9,6 +9,7 @@ use tidemill_proto::{
     ids::{Epoch, RequestId, SequenceId},
     message::*,
     sampling::{Sampling, StopRule, TokenLogprob},
+    thought::{ReaderState, ThoughtLimit, ThoughtReader},
     urgency::Urgency,
 };
 
@@ -62,6 +63,15 @@ proptest! {
         let message = ToWorker::Decode(job);
         let bytes = frame::encode(&message).unwrap();
         prop_assert_eq!(frame::payload_bytes(*bytes.first_chunk().unwrap()).unwrap(), bytes.len() - HEADER_BYTES);
+        prop_assert_eq!(frame::decode::<ToWorker>(&bytes[HEADER_BYTES..]).unwrap(), message);
+    }
+
+    #[test]
+    fn a_limit_on_a_thought_goes_with_its_job(job in job(), tokens_max: u32) {
+        let state = ReaderState { is_thought: true, otherwise: 0, steps: vec![(1, 0), (70_000, 0)], ending: vec![1] };
+        let limit = ThoughtLimit { tokens_max, start: 0, reader: ThoughtReader { states: vec![state] }.into() };
+        let message = ToWorker::DecodeLimited { job, limit };
+        let bytes = frame::encode(&message).unwrap();
         prop_assert_eq!(frame::decode::<ToWorker>(&bytes[HEADER_BYTES..]).unwrap(), message);
     }
 

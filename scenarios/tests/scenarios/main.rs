@@ -25,6 +25,7 @@ mod shares;
 mod sign_in;
 mod templates;
 mod tenants;
+mod thinking;
 mod tools;
 mod walk;
 

@@ -71,7 +71,7 @@ async fn a_thought_a_text_and_calls_are_blocks() {
     let (cluster, _worker) = tools::cluster(model.path(), tools::REPLY).await;
     let functions =
         json!([{"name": "get_weather", "input_schema": {"type": "object"}}, {"name": "get_time", "input_schema": {"type": "object"}}]);
-    let body = hello(json!({"max_tokens": 500, "tools": functions, "thinking": {"type": "enabled", "budget_tokens": 1024}, "seed": 3}));
+    let body = hello(json!({"max_tokens": 2000, "tools": functions, "thinking": {"type": "enabled", "budget_tokens": 1024}, "seed": 3}));
     let (status, whole) = cluster.ask("/v1/messages", body.clone()).await;
     assert_eq!((status, &whole["stop_reason"]), (200, &json!("tool_use")), "{whole}");
     let content = whole["content"].as_array().unwrap();

@@ -86,6 +86,7 @@ impl World {
             stop: StopRule { max_tokens: ask.output_tokens, ..StopRule::default() },
             choices,
             constraint: None,
+            thought: None,
             prompt_logprobs: None,
             embeds: None,
             timeout: manners.timeout.unwrap_or(self.blueprint.timeout),

@@ -4,13 +4,14 @@
 //! without affecting the meaning are left out: the billing header that an agent puts before its system prompt, `cache_control`, signatures.
 
 use crate::{
-    dialog::{Dialog, Message, ReasoningWish, ToolCall, ToolChoice},
+    dialog::{Dialog, Message, ToolCall, ToolChoice, thinking::ReasoningWish},
     requests::{
         error::ApiError,
         generate::{GenerateRequest, StopField},
         options::Options,
         parse::JsonBody,
         structured,
+        thinking::{self, Thinking},
     },
     serving::{
         gateway::{Gateway, route::RouteRequest},
@@ -96,11 +97,6 @@ struct Choice {
     disable_parallel_tool_use: Option<bool>,
 }
 
-#[derive(Debug, Deserialize)]
-struct Thinking {
-    r#type: String,
-}
-
 #[derive(Debug, Default, Deserialize)]
 struct OutputConfig {
     #[serde(default)]
@@ -118,7 +114,7 @@ pub(super) fn to_answer(gateway: &Gateway, arrived: Instant, body: JsonBody) -> 
     match rest.max_tokens {
         None => return Err(ApiError::invalid("max_tokens", "`max_tokens` is missing: how long may the answer be?")),
         Some(0) => return Err(ApiError::invalid("max_tokens", "`max_tokens` is 0: it must be at least 1")),
-        Some(_) => {}
+        Some(max_tokens) => thinking::leaves_room(dialog.reasoning.budget, max_tokens)?,
     }
     request.n = None;
     request.best_of = None;
@@ -172,6 +168,8 @@ pub(super) fn understand(gateway: &Gateway, body: JsonBody, path: Option<&'stati
         turns(place, turn, &mut names, &mut messages)?;
     }
     let output = body.output_config.unwrap_or_default();
+    // Without the field, thinking is off.
+    let (thinks, budget) = body.thinking.map_or(Ok((false, None)), |thinking| thinking.check())?;
     let here = rounds::offered(&gateway, &body.server_tools.unwrap_or_default())?;
     let server_tools = here.iter().map(|tool| tool.name.clone()).collect();
     let dialog = Dialog {
@@ -180,9 +178,10 @@ pub(super) fn understand(gateway: &Gateway, body: JsonBody, path: Option<&'stati
         tool_choice: tool_choice(body.tool_choice)?,
         parallel,
         reasoning: ReasoningWish {
-            effort: output.effort,
-            // Without the field, thinking is off.
-            enable_thinking: Some(body.thinking.is_some_and(|thinking| thinking.r#type != "disabled")),
+            effort: thinking::effort("output_config.effort", output.effort)?,
+            enable_thinking: Some(thinks),
+            budget,
+            ..ReasoningWish::default()
         },
         continues,
         ..Dialog::default()

@@ -1,7 +1,7 @@
 //! The body of `POST /v1/responses`, read as far as possible without the store.
 
 use crate::{
-    dialog::{ReasoningWish, ToolChoice},
+    dialog::{ToolChoice, thinking::ReasoningWish},
     http::tool_choice,
     requests::{
         custom,
@@ -10,7 +10,7 @@ use crate::{
         items::{self, ITEMS_MAX, ItemContent, Sent},
         options::{Options, TOP_LOGPROBS_MAX},
         parse::{JsonBody, in_range},
-        structured,
+        structured, thinking,
     },
     serving::{
         gateway::{Gateway, route::RouteRequest},
@@ -97,6 +97,7 @@ struct Body {
     tool_choice: Option<Value>,
     parallel_tool_calls: Option<bool>,
     reasoning: Option<ReasoningField>,
+    thinking_token_budget: Option<i64>,
     text: Option<TextField>,
     metadata: Option<BTreeMap<String, String>>,
     prompt: Option<Value>,
@@ -185,7 +186,8 @@ pub(super) fn understand(gateway: &Gateway, arrived: Instant, body: JsonBody) ->
     let (tools, tool_choice) = tool_choice::understand(tools, body.tool_choice.as_ref())?;
     let chosen = tool_choice::repeated(&tools, body.tool_choice.as_ref());
     let parallel = body.parallel_tool_calls.unwrap_or(true);
-    let effort = body.reasoning.and_then(|reasoning| reasoning.effort);
+    let effort = thinking::effort("reasoning.effort", body.reasoning.and_then(|reasoning| reasoning.effort))?;
+    let budget = thinking::token_budget(body.thinking_token_budget)?;
     let store = body.store.unwrap_or(true);
     let echo = json!({
         "instructions": body.instructions,
@@ -219,7 +221,7 @@ pub(super) fn understand(gateway: &Gateway, arrived: Instant, body: JsonBody) ->
         server_tools,
         tool_choice,
         parallel,
-        reasoning: ReasoningWish { effort, enable_thinking: None },
+        reasoning: ReasoningWish { effort, budget, ..ReasoningWish::default() },
         echo,
     };
     Ok((gateway, request))

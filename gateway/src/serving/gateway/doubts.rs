@@ -185,6 +185,7 @@ impl Gateway {
             sampling: Sampling { temperature: 0.0, logprobs: Some(TOP), ..Sampling::default() },
             stop: StopRule { max_tokens: 1, min_tokens: 0, stop_tokens: Vec::new() },
             constraint: None,
+            thought: None,
             choices: 1,
             prompt_logprobs: None,
             embeds: None,
@@ -207,7 +208,7 @@ impl Gateway {
 impl From<Rejection> for ModerationError {
     fn from(rejection: Rejection) -> Self {
         match rejection {
-            Rejection::NoWorker => Self::NoWorker,
+            Rejection::NoWorker | Rejection::NoThoughtLimits => Self::NoWorker,
             Rejection::Full { .. } | Rejection::Late { .. } => Self::Busy,
             Rejection::TooManyChoices { .. } | Rejection::TooLong { .. } => Self::Failed(rejection.to_string()),
         }

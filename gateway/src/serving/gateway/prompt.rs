@@ -24,7 +24,7 @@ use crate::{
 use serde_json::Value;
 use std::{sync::Arc, time::SystemTime};
 use tidemill_grammar::{GrammarError, helper::handle::AskError, lark, schema::Terms};
-use tidemill_proto::{block::Token, grammar::Grammar};
+use tidemill_proto::{block::Token, grammar::Grammar, thought::ThoughtLimit};
 use tidemill_safety::{
     category::{Category, Threshold},
     judge::Doubt,
@@ -81,6 +81,7 @@ impl Gateway {
             _ => (self.render(param, hidden.as_ref().unwrap_or(dialog))?, None),
         };
         options.rules.output = output;
+        options.thought = self.thought_limit(dialog, &options.rules.output)?;
         options.inquiry = self.question(hidden.as_ref().unwrap_or(dialog), options);
         self.force(dialog, options)?;
         tokens.map_or_else(|| self.encode_rendered(param, &prompt), Ok)
@@ -118,6 +119,22 @@ impl Gateway {
         computing::checkpoint()?;
         // The template has written BOS if the model expects it.
         self.text().tokenizer.encode_sewn(prompt).map_err(|e| ApiError::invalid(param, e.to_string()))
+    }
+
+    /// The limit on the thought of an answer to a dialog, if the client wants one. A model without thoughts keeps any.
+    fn thought_limit(&self, dialog: &Dialog, output: &OutputRules) -> Result<Option<ThoughtLimit>, ApiError> {
+        let (text, budgets) = (self.text(), &self.shared.settings.requests.thought_budgets);
+        let most = text.template.as_ref().and_then(|template| dialog.thought_tokens_max(template, budgets));
+        let Some(most) = most.filter(|_| output.thought.is_some() || output.channels.is_some()) else { return Ok(None) };
+        let open = output.channels.is_none() && output.thought.as_ref().is_some_and(|thought| thought.open);
+        match text.limited_thoughts() {
+            Some(thoughts) => Ok(Some(thoughts.limit(most, open))),
+            None if most == 0 => Ok(None),
+            None => Err(ApiError::invalid(
+                "reasoning",
+                "`reasoning`: this model's tokenizer has no tokens for the marks of thoughts, so a thought cannot be limited: ask without a budget",
+            )),
+        }
     }
 
     /// Adds a grammar if calls are forced or must follow their schemas, and if the client's own constraint follows reasoning.

@@ -5,6 +5,7 @@ use crate::{
     batches::Batches,
     cache::{replay, response_cache, semantic},
     context::Strategy,
+    dialog::thinking::ThoughtBudgets,
     features::{feedback::Feedback, grammars::Grammars, server_tools::ServerTools, summarizer},
     operators::Operators,
     routing::Router,
@@ -84,6 +85,8 @@ pub struct RequestSettings {
     pub body_timeout: Duration,
     /// Whether a `max_tokens` that does not fit after the prompt is refused. Otherwise it is reduced to the room.
     pub max_tokens_must_fit: bool,
+    /// The most tokens of thought for each effort that a client may ask for.
+    pub thought_budgets: ThoughtBudgets,
     /// The names under which the ports are reached, besides addresses and `localhost`, while no key protects them.
     pub hosts: Vec<String>,
     /// The origins whose pages may use the gateway.

@@ -208,6 +208,7 @@ impl Gateway {
                 stop_tokens: options.rules.stop_tokens.clone(),
             },
             constraint: options.constraint.as_ref().map(|constrained| constrained.constraint.clone()),
+            thought: options.thought.clone(),
             choices: options.choices,
             prompt_logprobs,
             embeds: None,

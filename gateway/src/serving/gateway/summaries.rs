@@ -5,7 +5,10 @@ use super::{Gateway, start::Start};
 use crate::{
     base::stamp::unix_seconds,
     context::summary::{self, PARTS_MAX, Summaries, Summary, TOKENS_MAX},
-    dialog::{Dialog, Message, ReasoningWish},
+    dialog::{
+        Dialog, Message,
+        thinking::{NO_EFFORT, ReasoningWish},
+    },
     features::summarizer::{Key, Settings, SummaryRequest, Unmade},
     generation::piece::{FinishReason, Piece},
     requests::{
@@ -112,7 +115,7 @@ fn line(said: ItemContent) -> Option<String> {
 fn dialog(before: Option<&str>, said: &str) -> Dialog {
     let message = |role: &str, content: String| Message { role: role.into(), content: Some(content), ..Message::default() };
     let request = format!("{}\n\n{}", summary::INSTRUCTIONS, summary::request(before, said));
-    let reasoning = ReasoningWish { effort: Some("none".into()), enable_thinking: Some(false) };
+    let reasoning = ReasoningWish { effort: Some(NO_EFFORT.into()), enable_thinking: Some(false), ..ReasoningWish::default() };
     Dialog { messages: vec![message("user", request)], reasoning, ..Dialog::default() }
 }
 
