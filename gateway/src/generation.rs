@@ -17,6 +17,7 @@ pub mod disclaimed;
 pub mod guarded;
 pub mod personal;
 pub mod piece;
+mod said;
 
 use crate::text::{
     TextModel,
@@ -27,6 +28,7 @@ use crate::text::{
 };
 use guarded::ModerationVerdict;
 use piece::{CallDelta, Ended, Finish, FinishReason, Inspect, Logprob, Piece, StopReason};
+use said::Said;
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
     ops::ControlFlow,
@@ -48,6 +50,8 @@ pub struct TextRules {
     /// Those of `stop_tokens` that are the model's end of sequence, rather than chosen by the client.
     pub eos_tokens: Vec<Token>,
     pub skip_special: bool,
+    /// Whether log-probabilities are wanted of the text alone: not of thoughts, calls, marks and the end.
+    pub logprobs_of_text: bool,
     /// The parts of a model's output besides text.
     pub output: OutputRules,
 }
@@ -74,6 +78,8 @@ pub struct Pipeline {
     tokens: u32,
     /// The number of characters of generated text, sent or held back.
     characters: usize,
+    /// The tokens of the text, if only their log-probabilities are wanted.
+    said: Option<Said>,
     /// The number of calls that have started.
     calls: u32,
     /// The last call.
@@ -103,6 +109,7 @@ impl Pipeline {
             inspect: Vec::new(),
             tokens: 0,
             characters: 0,
+            said: rules.logprobs_of_text.then(Said::default),
             calls: 0,
             called: None,
             again: None,
@@ -128,18 +135,23 @@ impl Pipeline {
         debug_assert!(!self.ended, "nothing follows the end");
         self.tokens += 1;
         let offset = self.characters;
-        let logprobs = logprob.map(|logprob| Logprob { token, logprob, offset }).into_iter().collect();
-        let mut piece = Piece { tokens: vec![token], logprobs, ..Piece::default() };
+        let logprob = logprob.map(|logprob| Logprob { token, logprob, offset });
+        let mut piece = Piece { tokens: vec![token], ..Piece::default() };
         let thought = self.thinks();
         if self.rules.include_stop || !self.rules.stop_tokens.contains(&token) {
             let text = self.text(token);
-            self.characters += text.chars().count();
-            let events = match &mut self.splitter {
-                Some(splitter) => splitter.push(&text),
-                None => vec![Event::Text(text)],
-            };
+            let characters = text.chars().count();
+            self.characters += characters;
+            if let Some(said) = &mut self.said {
+                said.hear(logprob.clone(), characters);
+            }
+            let events = self.split(text);
             self.take(events, &mut piece);
         }
+        piece.logprobs = match &mut self.said {
+            Some(said) => said.send(piece.text.chars().count()),
+            None => logprob.into_iter().collect(),
+        };
         piece.reasoning_tokens = (thought || self.thinks()).into();
         self.inspected(piece)
     }
@@ -147,10 +159,17 @@ impl Pipeline {
     /// Ends the text: no more tokens come. The rest may still contain a stop string's last character.
     pub fn finish(&mut self, ended: Ended) -> Piece {
         let rest = self.detokenizer.finish();
-        let events = match &mut self.splitter {
-            Some(splitter) => [splitter.push(&rest), splitter.finish(ended == Ended::Length)].concat(),
-            None => vec![Event::Text(rest)],
-        };
+        if let Some(said) = &mut self.said {
+            said.hear(None, rest.chars().count());
+        }
+        let mut events = self.split(rest);
+        if let Some(splitter) = &mut self.splitter {
+            let last = splitter.finish(ended == Ended::Length);
+            if let Some(said) = &mut self.said {
+                said.decide(characters(&last), said.heard(), 0);
+            }
+            events.extend(last);
+        }
         let mut piece = Piece::default();
         self.take(events, &mut piece);
         if ended != Ended::Length {
@@ -166,7 +185,34 @@ impl Pipeline {
                 }
             });
         }
+        if let Some(said) = &mut self.said {
+            piece.logprobs = said.send(piece.text.chars().count());
+        }
         self.inspected(piece)
+    }
+
+    /// Tells apart the parts of a text.
+    fn split(&mut self, text: String) -> Vec<Event> {
+        match (&mut self.splitter, &mut self.said) {
+            (None, said) => {
+                if let Some(said) = said {
+                    said.decide(text.chars().count(), said.heard(), 0);
+                }
+                vec![Event::Text(text)]
+            }
+            (Some(splitter), None) => splitter.push(&text),
+            (Some(splitter), Some(said)) => {
+                let before = said.heard() - text.chars().count();
+                let mut events = Vec::new();
+                // Within one character, text comes before a mark.
+                for (place, c) in text.chars().enumerate() {
+                    let told = splitter.push(c.encode_utf8(&mut [0; 4]));
+                    said.decide(characters(&told), before + place + 1, splitter.held());
+                    events.extend(told);
+                }
+                events
+            }
+        }
     }
 
     /// Returns the text that is complete with this token.
@@ -313,6 +359,12 @@ impl Pipeline {
         self.detokenizer.check_integrity();
         self.stops.check_integrity();
     }
+}
+
+/// Counts the characters of text among events.
+fn characters(events: &[Event]) -> usize {
+    let text = |event: &Event| if let Event::Text(text) = event { text.chars().count() } else { 0 };
+    events.iter().map(text).sum()
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ use crate::{
     requests::{
         custom::{self, InputReader},
         error::ApiError,
+        fields::row::Door,
         options::{Options, TOP_LOGPROBS_MAX},
         parse::in_range,
     },
@@ -117,6 +118,7 @@ impl Endpoint for Chat {
     type Whole = ChatResponse;
     type Chunk = ChatChunk;
     const PATH: &'static str = "/v1/chat/completions";
+    const DOOR: Door = Door::Chat;
     const OPERATION: Operation = Operation::Chat;
     const ID_PREFIX: &'static str = "chatcmpl";
     const PROMPT: &'static str = "messages";
@@ -134,6 +136,7 @@ impl Endpoint for Chat {
         }
         let top_logprobs = in_range("top_logprobs", chat.top_logprobs.unwrap_or(0), 0..=TOP_LOGPROBS_MAX)?;
         options.sampling.logprobs = chat.logprobs.unwrap_or(false).then_some(top_logprobs);
+        options.rules.logprobs_of_text = options.sampling.logprobs.is_some();
         if top_logprobs > 0 && options.sampling.logprobs.is_none() {
             return Err(ApiError::invalid("top_logprobs", "`top_logprobs` needs `logprobs: true`"));
         }
