@@ -472,6 +472,47 @@ mod tests {
         tokens
     }
 
+    fn scored(pipeline: &mut Pipeline, tokens: &[Token], ended: Ended) -> (Piece, Vec<Token>) {
+        let mut whole = Piece::default();
+        for (place, &token) in tokens.iter().enumerate() {
+            let logprob = TokenLogprob { logprob: -(place as f32), top: Vec::new() };
+            whole.append(pipeline.push(token, Some(logprob)));
+            if whole.finish.is_some() {
+                break;
+            }
+        }
+        if whole.finish.is_none() {
+            whole.append(pipeline.finish(ended));
+        }
+        let scored = whole.logprobs.iter().map(|logprob| logprob.token).collect();
+        (whole, scored)
+    }
+
+    #[test]
+    fn log_probabilities_of_the_text_are_of_the_tokens_that_a_client_reads() {
+        let (model, rules) = caller(true);
+        let eos = ids(&model, "!")[0];
+        let rules = TextRules { stop_tokens: vec![eos], eos_tokens: vec![eos], logprobs_of_text: true, ..rules };
+        for (text, said) in [
+            ("[THINK]\nhm é\n[/THINK]\nLook: [TOOL_CALLS]f[ARGS]{\"a\": \"é\"}", "Look:"),
+            ("[THINK]n[/THINK]\nné <b[", "né <b["),
+            ("plain 潮", "plain 潮"),
+            ("[TOOL_CALLS]f[ARGS]{}", ""),
+        ] {
+            let mut tokens = spelled(&model, text, &[]);
+            tokens.push(eos);
+            let (piece, found) = scored(&mut Pipeline::new(&model, &[], &rules, 1), &tokens, Ended::StopToken(eos));
+            assert_eq!((piece.text.as_str(), found), (said, ids(&model, said)), "{text}");
+        }
+        let stops = TextRules { stops: vec!["END".into()], ..rules };
+        let tokens = ids(&model, "one ENd END two");
+        let (piece, found) = scored(&mut Pipeline::new(&model, &[], &stops, 1), &tokens, Ended::Length);
+        assert_eq!((piece.text.as_str(), found), ("one ENd ", ids(&model, "one ENd ")));
+        let all = TextRules { logprobs_of_text: false, ..stops };
+        let (_, every) = scored(&mut Pipeline::new(&model, &[], &all, 1), &tokens, Ended::Length);
+        assert_eq!(every.len(), 11, "a completion's are of all tokens");
+    }
+
     fn delta(index: u32, pieces: &Piece) -> (Option<&str>, &str) {
         let call = &pieces.calls[index as usize];
         assert_eq!(call.index, index);

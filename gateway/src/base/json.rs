@@ -2,8 +2,8 @@
 //! between the two halves), and schemas nested deeper than 128 levels. Only texts that were refused are examined again, so other bodies pay
 //! nothing. And JSON as clients read it: [without](unbroken) characters that some take for the end of a line.
 
-use serde::de::DeserializeOwned;
 use memchr::memchr2_iter;
+use serde::de::DeserializeOwned;
 use serde_json::{Deserializer, Value, de::SliceRead};
 use std::borrow::Cow;
 
@@ -118,7 +118,10 @@ pub fn unbroken(json: &[u8]) -> Option<Vec<u8>> {
 
 /// Counts the bytes at the end of a piece of JSON with which one of these characters may begin: the next piece tells.
 pub fn unfinished_break(json: &[u8]) -> usize {
-    [2, 1].into_iter().find(|&length| json.len() >= length && BREAKS.iter().any(|(character, _)| is_begun(json, character, length))).unwrap_or(0)
+    [2, 1]
+        .into_iter()
+        .find(|&length| json.len() >= length && BREAKS.iter().any(|(character, _)| is_begun(json, character, length)))
+        .unwrap_or(0)
 }
 
 fn is_begun(json: &[u8], character: &[u8], length: usize) -> bool {

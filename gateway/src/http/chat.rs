@@ -287,6 +287,13 @@ pub(super) fn dialog(chat: ChatRequest) -> Result<Dialog, ApiError> {
         return Err(ApiError::invalid("reasoning_effort", message));
     }
     let older = Calls::of(&chat).older;
+    if let (false, Some(choice)) = (older, &chat.function_call)
+        && choice != "auto"
+        && (choice != "none" || chat.tools.as_ref().is_some_and(|tools| !tools.is_empty()))
+    {
+        let message = "`function_call` belongs to `functions`: with `tools`, send `tool_choice`";
+        return Err(ApiError::invalid("function_call", message));
+    }
     let tools = match older {
         true => chat.functions.unwrap_or_default().into_iter().map(function).collect(),
         false => chat.tools.unwrap_or_default().into_iter().enumerate().map(|(i, sent)| tool(i, sent)).collect::<Result<_, _>>()?,

@@ -156,9 +156,12 @@ mod tests {
         assert_eq!(page(Some(1000), Some("d"), None), is("", false));
         assert_eq!(page(Some(2), None, Some("d")), is("bc", true));
         assert_eq!(page(Some(2), None, Some("c")), is("ab", false));
-        for (limit, after, before, param) in
-            [(Some(0), None, None, "limit"), (Some(1001), None, None, "limit"), (None, Some("x"), None, "after_id"), (None, Some("a"), Some("b"), "before_id")]
-        {
+        for (limit, after, before, param) in [
+            (Some(0), None, None, "limit"),
+            (Some(1001), None, None, "limit"),
+            (None, Some("x"), None, "after_id"),
+            (None, Some("a"), Some("b"), "before_id"),
+        ] {
             assert_eq!(page(limit, after, before).unwrap_err()["error"]["param"], param);
         }
     }

@@ -1,6 +1,6 @@
 //! JSON answers, whole or as event streams, without the characters outside ASCII that end a line for Unicode: clients that split by such
-//! lines lose text in silence. A layer around a whole port, so that no endpoint can leave them in; it looks at bytes, of which few can begin
-//! such a character.
+//! lines lose text in silence. A layer around a whole port, so that no endpoint can leave them in. It looks at bytes, of which few can
+//! begin such a character.
 
 use crate::base::json;
 use axum::{
@@ -173,7 +173,8 @@ mod tests {
         let expected = format!(r#"{{"text":"{ESCAPED}"}}"#);
         assert_eq!(asked(get(whole), Method::GET).await, (Some(expected.len() as u64), expected.clone()));
         assert_eq!(asked(get(whole), Method::HEAD).await, (Some(expected.len() as u64), String::new()));
-        let measured = async || ([(header::CONTENT_TYPE, "application/json"), (header::CONTENT_LENGTH, "10")], "\"\u{2028}\" \"\"\n").into_response();
+        let measured =
+            async || ([(header::CONTENT_TYPE, "application/json"), (header::CONTENT_LENGTH, "10")], "\"\u{2028}\" \"\"\n").into_response();
         assert_eq!(asked(get(measured), Method::GET).await.1, "\"\\u2028\" \"\"\n");
 
         let events = async || {

@@ -40,7 +40,10 @@ enum Form {
     /// Any JSON object.
     Object,
     /// JSON of a schema, which may come as its text.
-    Schema { schema: Value, strict: bool },
+    Schema {
+        schema: Value,
+        strict: bool,
+    },
     Regex(String),
     Choice(Vec<String>),
     /// A grammar as Lark or GBNF writes it.
@@ -172,9 +175,8 @@ fn response_format(format: ResponseFormat) -> Result<Option<Wish>, ApiError> {
         "grammar" | "ebnf" => Kind::Grammar,
         "structural_tag" => return Err(ApiError::unsupported("response_format.structural_tag")),
         other => {
-            let message = format!(
-                "`response_format.type` is `{other}`: it must be `text`, `json_object`, `json_schema`, `regex` or `grammar`"
-            );
+            let message =
+                format!("`response_format.type` is `{other}`: it must be `text`, `json_object`, `json_schema`, `regex` or `grammar`");
             return Err(ApiError::invalid("response_format.type", message));
         }
     };

@@ -67,7 +67,7 @@ impl Splitter {
         self.thought.as_ref().is_some_and(ThoughtSplitter::thinks) || self.channels.as_ref().is_some_and(ChannelSplitter::thinks)
     }
 
-    /// Counts the characters that are held back and may be text: the last ones of those that were pushed, besides parts of marks.
+    /// Counts the characters that are held back and may be text: the last ones that were pushed.
     pub fn held(&self) -> usize {
         let outer = match (&self.channels, &self.thought) {
             (Some(channels), _) => channels.held(),

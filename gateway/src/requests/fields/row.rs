@@ -42,7 +42,10 @@ pub enum Fate {
     /// Another name of a field or value, in Markdown.
     As(&'static str),
     /// Not accepted, besides the values in `unless` (with spaces between them), which say what is so anyway.
-    Refused { unless: &'static str, instead: &'static str },
+    Refused {
+        unless: &'static str,
+        instead: &'static str,
+    },
     /// Passed over, for this reason.
     Harmless(&'static str),
 }
