@@ -129,7 +129,7 @@ pub enum RunError {
 }
 
 /// Limits of operators' connections, on a port of their own.
-const ADMIN_CONNECTIONS: Limits = Limits { connections: 64, per_address: Some(64) };
+const ADMIN_CONNECTIONS: Limits = Limits { connections: 64, per_address: Some(64), idle_max: Duration::from_secs(130) };
 
 /// A coordinator that is bound to its addresses and does not serve yet.
 #[derive(Debug)]

@@ -289,6 +289,10 @@ pub struct Flags {
     /// Behind a proxy, the same as `connections_max` [default: a quarter of `connections_max`]
     #[arg(long, value_name = "N")]
     pub connections_per_address_max: Option<usize>,
+    /// Longest time that a connection of a client may be idle between two requests, in seconds. It should be more than a proxy before this
+    /// keeps its own, or requests get lost in between [default: 130]
+    #[arg(long, value_name = "S")]
+    pub idle_timeout_s: Option<u64>,
     /// Names that `admin`, and the front door while it is open, may be asked for by, besides addresses and `localhost` [default: none]
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub hosts: Option<Vec<String>>,

@@ -17,6 +17,7 @@ pub mod disclaimed;
 pub mod guarded;
 pub mod personal;
 pub mod piece;
+mod said;
 
 use crate::text::{
     TextModel,
@@ -27,6 +28,7 @@ use crate::text::{
 };
 use guarded::ModerationVerdict;
 use piece::{CallDelta, Ended, Finish, FinishReason, Inspect, Logprob, Piece, StopReason};
+use said::Said;
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
     mem,
@@ -49,6 +51,8 @@ pub struct TextRules {
     /// Those of `stop_tokens` that are the model's end of sequence, rather than chosen by the client.
     pub eos_tokens: Vec<Token>,
     pub skip_special: bool,
+    /// Whether log-probabilities are wanted of the text alone: not of thoughts, calls, marks and the end.
+    pub logprobs_of_text: bool,
     /// The parts of a model's output besides text.
     pub output: OutputRules,
 }
@@ -77,6 +81,8 @@ pub struct Pipeline {
     held_tokens: u64,
     /// The number of characters of generated text, sent or held back.
     characters: usize,
+    /// The tokens of the text, if only their log-probabilities are wanted.
+    said: Option<Said>,
     /// The number of calls that have started.
     calls: u32,
     /// The last call.
@@ -107,6 +113,7 @@ impl Pipeline {
             tokens: 0,
             held_tokens: 0,
             characters: 0,
+            said: rules.logprobs_of_text.then(Said::default),
             calls: 0,
             called: None,
             again: None,
@@ -132,20 +139,25 @@ impl Pipeline {
         debug_assert!(!self.ended, "nothing follows the end");
         self.tokens += 1;
         let offset = self.characters;
-        let logprobs = logprob.map(|logprob| Logprob { token, logprob, offset }).into_iter().collect();
-        let mut piece = Piece { tokens: vec![token], logprobs, ..Piece::default() };
+        let logprob = logprob.map(|logprob| Logprob { token, logprob, offset });
+        let mut piece = Piece { tokens: vec![token], ..Piece::default() };
         let thought = self.thinks();
         let mut text_bytes = 0;
         if self.rules.include_stop || !self.rules.stop_tokens.contains(&token) {
             let text = self.text(token);
-            self.characters += text.chars().count();
+            let characters = text.chars().count();
+            self.characters += characters;
             text_bytes = text.len();
-            let events = match &mut self.splitter {
-                Some(splitter) => splitter.push(&text),
-                None => vec![Event::Text(text)],
-            };
+            if let Some(said) = &mut self.said {
+                said.hear(logprob.clone(), characters);
+            }
+            let events = self.split(text);
             self.take(events, &mut piece);
         }
+        piece.logprobs = match &mut self.said {
+            Some(said) => said.send(piece.text.chars().count()),
+            None => logprob.into_iter().collect(),
+        };
         piece.reasoning_tokens = self.thought_tokens(thought, text_bytes);
         self.inspected(piece)
     }
@@ -153,10 +165,17 @@ impl Pipeline {
     /// Ends the text: no more tokens come. The rest may still contain a stop string's last character.
     pub fn finish(&mut self, ended: Ended) -> Piece {
         let rest = self.detokenizer.finish();
-        let events = match &mut self.splitter {
-            Some(splitter) => [splitter.push(&rest), splitter.finish(ended == Ended::Length)].concat(),
-            None => vec![Event::Text(rest)],
-        };
+        if let Some(said) = &mut self.said {
+            said.hear(None, rest.chars().count());
+        }
+        let mut events = self.split(rest);
+        if let Some(splitter) = &mut self.splitter {
+            let last = splitter.finish(ended == Ended::Length);
+            if let Some(said) = &mut self.said {
+                said.decide(characters(&last), said.heard(), 0);
+            }
+            events.extend(last);
+        }
         let mut piece = Piece { reasoning_tokens: mem::take(&mut self.held_tokens), ..Piece::default() };
         self.take(events, &mut piece);
         if ended != Ended::Length {
@@ -172,7 +191,34 @@ impl Pipeline {
                 }
             });
         }
+        if let Some(said) = &mut self.said {
+            piece.logprobs = said.send(piece.text.chars().count());
+        }
         self.inspected(piece)
+    }
+
+    /// Tells apart the parts of a text.
+    fn split(&mut self, text: String) -> Vec<Event> {
+        match (&mut self.splitter, &mut self.said) {
+            (None, said) => {
+                if let Some(said) = said {
+                    said.decide(text.chars().count(), said.heard(), 0);
+                }
+                vec![Event::Text(text)]
+            }
+            (Some(splitter), None) => splitter.push(&text),
+            (Some(splitter), Some(said)) => {
+                let before = said.heard() - text.chars().count();
+                let mut events = Vec::new();
+                // Within one character, text comes before a mark.
+                for (place, c) in text.chars().enumerate() {
+                    let told = splitter.push(c.encode_utf8(&mut [0; 4]));
+                    said.decide(characters(&told), before + place + 1, splitter.held());
+                    events.extend(told);
+                }
+                events
+            }
+        }
     }
 
     /// Returns the text that is complete with this token.
@@ -338,6 +384,12 @@ impl Pipeline {
     }
 }
 
+/// Counts the characters of text among events.
+fn characters(events: &[Event]) -> usize {
+    let text = |event: &Event| if let Event::Text(text) = event { text.chars().count() } else { 0 };
+    events.iter().map(text).sum()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -441,6 +493,47 @@ mod tests {
             rest = after;
         }
         tokens
+    }
+
+    fn scored(pipeline: &mut Pipeline, tokens: &[Token], ended: Ended) -> (Piece, Vec<Token>) {
+        let mut whole = Piece::default();
+        for (place, &token) in tokens.iter().enumerate() {
+            let logprob = TokenLogprob { logprob: -(place as f32), top: Vec::new() };
+            whole.append(pipeline.push(token, Some(logprob)));
+            if whole.finish.is_some() {
+                break;
+            }
+        }
+        if whole.finish.is_none() {
+            whole.append(pipeline.finish(ended));
+        }
+        let scored = whole.logprobs.iter().map(|logprob| logprob.token).collect();
+        (whole, scored)
+    }
+
+    #[test]
+    fn log_probabilities_of_the_text_are_of_the_tokens_that_a_client_reads() {
+        let (model, rules) = caller(true);
+        let eos = ids(&model, "!")[0];
+        let rules = TextRules { stop_tokens: vec![eos], eos_tokens: vec![eos], logprobs_of_text: true, ..rules };
+        for (text, said) in [
+            ("[THINK]\nhm é\n[/THINK]\nLook: [TOOL_CALLS]f[ARGS]{\"a\": \"é\"}", "Look:"),
+            ("[THINK]n[/THINK]\nné <b[", "né <b["),
+            ("plain 潮", "plain 潮"),
+            ("[TOOL_CALLS]f[ARGS]{}", ""),
+        ] {
+            let mut tokens = spelled(&model, text, &[]);
+            tokens.push(eos);
+            let (piece, found) = scored(&mut Pipeline::new(&model, &[], &rules, 1), &tokens, Ended::StopToken(eos));
+            assert_eq!((piece.text.as_str(), found), (said, ids(&model, said)), "{text}");
+        }
+        let stops = TextRules { stops: vec!["END".into()], ..rules };
+        let tokens = ids(&model, "one ENd END two");
+        let (piece, found) = scored(&mut Pipeline::new(&model, &[], &stops, 1), &tokens, Ended::Length);
+        assert_eq!((piece.text.as_str(), found), ("one ENd ", ids(&model, "one ENd ")));
+        let all = TextRules { logprobs_of_text: false, ..stops };
+        let (_, every) = scored(&mut Pipeline::new(&model, &[], &all, 1), &tokens, Ended::Length);
+        assert_eq!(every.len(), 11, "a completion's are of all tokens");
     }
 
     fn delta(index: u32, pieces: &Piece) -> (Option<&str>, &str) {

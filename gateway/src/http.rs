@@ -1,6 +1,7 @@
 //! The HTTP API: OpenAI's, Anthropic's, and operators'.
 //!
 //! - [`access`]: authentication; [`doors`]: requests that a web page may have caused; `leftover`: bodies that were not read to their end;
+//!   `unbroken`: answers that every client splits into the same lines;
 //!   [`cors`]: pages that are allowed; [`admin`]: tenants and keys, for operators
 //! - `gate`: operators' sign-in checked, and their changes recorded; `roles`: the role that each of their routes needs; [`sign_in`]: operators
 //!   with a browser
@@ -14,8 +15,8 @@
 //! - [`stored`]: the stored data that a chat needs; [`memories`]: facts about users
 //! - [`context`]: long dialogs fitted into the window
 //! - [`files`], [`batches`]: requests in files, answered within a day; [`form`]: forms as they arrive
-//! - [`messages`]: Anthropic's API; [`embeddings`], [`rerank`], [`classify`], [`moderations`] and [`tokenize`]: endpoints that generate no
-//!   text
+//! - [`messages`]: Anthropic's API; [`embeddings`], [`rerank`], [`score`], [`classify`], [`moderations`] and [`tokenize`]: endpoints that
+//!   generate no text; `pairs`: two texts that are read together
 //! - [`erasure`], [`export`]: a tenant's or a user's data erased, or exported, for operators; [`backup`]: all that is kept, for operators
 //! - `errors`: errors as responses
 //! - [`protocol`]: an answer on its way to its client, whole or as a stream, in any protocol
@@ -38,6 +39,8 @@ pub mod console;
 pub mod context;
 pub mod conversations;
 pub mod cors;
+#[cfg(test)]
+mod dialects;
 pub mod doors;
 mod elsewhere;
 pub mod embeddings;
@@ -59,6 +62,7 @@ pub mod openai;
 pub mod openapi;
 pub mod operator;
 mod pages;
+mod pairs;
 mod parameters;
 mod paths;
 pub mod prices;
@@ -70,11 +74,13 @@ pub mod responses;
 mod roles;
 pub mod rollouts;
 pub mod routes;
+pub mod score;
 pub mod serve;
 pub mod server;
 pub mod sign_in;
 pub mod stored;
 pub mod tokenize;
 mod tool_choice;
+mod unbroken;
 pub mod watch;
 pub mod written;

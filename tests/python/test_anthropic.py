@@ -43,6 +43,16 @@ def test_a_message_has_content_and_usage(claude, body):
     assert 1 <= message.usage.output_tokens <= 12
 
 
+def test_models_are_listed_in_pages(claude, model):
+    every = list(claude.models.list(limit=1))
+    assert model in [one.id for one in every] and len({one.id for one in every}) == len(every)
+    assert all(one.type == "model" and one.display_name and one.created_at.year >= 2024 for one in every)
+    one = claude.models.retrieve(model)
+    assert (one.id, one.type, one.created_at) == (model, "model", every[0].created_at)
+    first = claude.models.list(limit=1)
+    assert first.first_id == first.last_id == every[0].id and first.has_more == (len(every) > 1)
+
+
 def test_streamed_it_is_the_same(claude, body):
     whole = claude.messages.create(**body("Hello", system=SYSTEM))
     with claude.messages.stream(**body("Hello", system=SYSTEM)) as stream:

@@ -6,6 +6,7 @@ import math
 import pathlib
 import struct
 
+import cohere
 import httpx
 import openai
 import pytest
@@ -126,6 +127,36 @@ def test_documents_are_ranked_as_transformers_scores_them(ranker):
     body = {"query": "what turns the wheel?", "documents": documents, "top_n": 2, "return_documents": False}
     best = httpx.post(f"{ranker}/rerank", json=body).json()["results"]
     assert best == [{key: result[key] for key in ("index", "relevance_score")} for result in whole[:2]]
+
+
+def test_coheres_client_ranks(ranker):
+    root = ranker.removesuffix("/v1")
+    documents = [f"{word} turns the wheel" for word in ["water", "wind", "a mill", "the tide"]]
+    body = {"query": "what turns the wheel?", "documents": documents}
+    model = openai.OpenAI(base_url=ranker, api_key="unused").models.list().data[0].id
+    client = cohere.ClientV2(api_key="unused", base_url=root, timeout=60)
+    ranked = client.rerank(model=model, top_n=3, **body)
+    expected = httpx.post(f"{ranker}/rerank", json=body).json()["results"][:3]
+    assert [(one.index, one.relevance_score) for one in ranked.results] == [(one["index"], one["relevance_score"]) for one in expected]
+    assert ranked.id and ranked.meta.api_version.version == "2"
+
+
+def test_servers_of_ranks_are_taken_for_each_other(ranker):
+    root = ranker.removesuffix("/v1")
+    texts = ["water", "wind"]
+    by_score = httpx.post(f"{root}/rerank", json={"query": "a mill", "texts": texts, "return_text": True}).json()
+    expected = httpx.post(f"{root}/rerank", json={"query": "a mill", "documents": texts}).json()["results"]
+    assert [(one["index"], one["score"], one["text"]) for one in by_score] == [
+        (one["index"], one["relevance_score"], one["document"]["text"]) for one in expected
+    ]
+    raw = httpx.post(f"{root}/rerank", json={"query": "a mill", "texts": texts, "raw_scores": True}).json()
+    for one, logit in zip(by_score, raw):
+        assert math.isclose(one["score"], 1 / (1 + math.exp(-logit["score"])), abs_tol=1e-6)
+    for path in "/score", "/v1/score":
+        scored = httpx.post(f"{root}{path}", json={"text_1": "a mill", "text_2": texts}).json()["data"]
+        assert {one["index"]: one["score"] for one in scored} == {one["index"]: one["score"] for one in by_score}
+    refused = httpx.post(f"{root}/score", json={"text_1": texts, "text_2": texts * 2})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "text_1"
 
 
 def test_a_long_document_is_cut_and_a_long_query_refused(ranker):

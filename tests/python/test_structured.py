@@ -212,6 +212,24 @@ def test_other_wishes_hold_within_the_grammar(answer):
     assert cut["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"response_format": {"type": "json_object", "schema": {"enum": ["b"]}}},
+        {"response_format": {"type": "regex", "value": '"b"'}},
+        {"regex": '"b"'},
+        {"ebnf": 'root ::= "\\"b\\""'},
+        {"grammar": 'root ::= "\\"b\\""'},
+        {"json_schema": '{"enum": ["b"]}'},
+        {"format": {"enum": ["b"], "type": "string"}},
+        {"nvext": {"guided_json": {"enum": ["b"]}}},
+    ],
+    ids=lambda body: next(iter(body)),
+)
+def test_the_words_of_other_servers_are_followed(answer, body):
+    assert answer(**body)["message"]["content"] == '"b"'
+
+
 def test_logprobs_are_what_the_model_would_have_said(answer):
     choice = answer(guided_regex="q{5}", logprobs=True, top_logprobs=3, temperature=0)
     tokens = choice["logprobs"]["content"]
@@ -222,7 +240,12 @@ def test_logprobs_are_what_the_model_would_have_said(answer):
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"response_format": {"type": "grammar"}}, "response_format.type"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "grammar"}}, "response_format.grammar"),
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
+        ({"allowed_token_ids": [1]}, "allowed_token_ids"),
+        ({"bad_words": ["no"]}, "bad_words"),
+        ({"options": {"num_ctx": 4096}}, "options"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice"),

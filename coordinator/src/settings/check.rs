@@ -51,6 +51,9 @@ const REPLICATE_AFTER: u8 = 3;
 /// The most connections: more than a process may have open files.
 const CONNECTIONS_MAX: usize = 1 << 20;
 
+/// The longest time that a connection may be idle: a day.
+const IDLE_TIMEOUT_S_MAX: u64 = 24 * 3600;
+
 /// The least room for a conversation. A long turn takes more.
 const CONVERSATION_BYTES_MIN: &str = "1MiB";
 /// The least room for all conversations. With less, one long conversation would push all others out.
@@ -280,7 +283,11 @@ impl Flags {
                     Origins::parse(&origins).map_err(|problem| invalid("cors_origins", origins.join(","), problem))?
                 },
             },
-            connections: Connections { connections: connections_max, per_address },
+            connections: Connections {
+                connections: connections_max,
+                per_address,
+                idle_max: Duration::from_secs(within("idle_timeout_s", self.idle_timeout_s.unwrap_or(130), 1..=IDLE_TIMEOUT_S_MAX)?),
+            },
             drain_announce: Duration::from_secs(self.drain_announce_s.unwrap_or(0)),
             drain: Duration::from_secs(self.drain_s.unwrap_or(30)),
             log: Logging::new(self.log, self.log_format),

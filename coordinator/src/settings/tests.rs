@@ -39,6 +39,8 @@ fn an_error_names_its_key() {
         (Flags { connections_per_address_max: Some(0), ..flags() }, "connections_per_address_max"),
         (Flags { bodies_bytes_max: Some("1MiB".into()), ..flags() }, "bodies_bytes_max"),
         (Flags { body_timeout_s: Some(0), ..flags() }, "body_timeout_s"),
+        (Flags { idle_timeout_s: Some(0), ..flags() }, "idle_timeout_s"),
+        (Flags { idle_timeout_s: Some(u64::MAX), ..flags() }, "idle_timeout_s"),
         (Flags { served_model_name: Vec::new(), ..flags() }, "`model` = /models/tiny"),
         (Flags { request_timeout_s: Some(0), ..flags() }, "request_timeout_s"),
         (Flags { aliases: parse_aliases("gpt-5=big").ok(), ..flags() }, "`aliases` = gpt-5=big"),

@@ -1,7 +1,8 @@
 //! JSON as clients write it, beyond what `serde_json` reads: a byte order mark before it, half of a surrogate pair (JavaScript cuts texts
 //! between the two halves), and schemas nested deeper than 128 levels. Only texts that were refused are examined again, so other bodies pay
-//! nothing.
+//! nothing. And JSON as clients read it: [without](unbroken) characters that some take for the end of a line.
 
+use memchr::memchr2_iter;
 use serde::de::DeserializeOwned;
 use serde_json::{Deserializer, Value, de::SliceRead};
 use std::borrow::Cow;
@@ -95,6 +96,38 @@ pub fn values(bytes: &[u8]) -> usize {
     values
 }
 
+/// The characters outside ASCII that end a line for Unicode, by which Python's `splitlines` and some clients' readers of streams go, with
+/// their escapes.
+const BREAKS: [(&[u8], &[u8]); 3] = [(b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029")];
+
+/// Writes these characters as escapes: JSON has such only within strings, where both mean the same. Returns `None` if there are none.
+pub fn unbroken(json: &[u8]) -> Option<Vec<u8>> {
+    let found = memchr2_iter(0xc2, 0xe2, json).filter_map(|at| {
+        let (character, escape) = BREAKS.iter().find(|(character, _)| json[at..].starts_with(character))?;
+        Some((at, character.len(), *escape))
+    });
+    let mut written = Vec::new();
+    let mut end = 0;
+    for (at, length, escape) in found {
+        written.extend_from_slice(&json[end..at]);
+        written.extend_from_slice(escape);
+        end = at + length;
+    }
+    (end > 0).then(|| [&written, &json[end..]].concat())
+}
+
+/// Counts the bytes at the end of a piece of JSON with which one of these characters may begin: the next piece tells.
+pub fn unfinished_break(json: &[u8]) -> usize {
+    [2, 1]
+        .into_iter()
+        .find(|&length| json.len() >= length && BREAKS.iter().any(|(character, _)| is_begun(json, character, length)))
+        .unwrap_or(0)
+}
+
+fn is_begun(json: &[u8], character: &[u8], length: usize) -> bool {
+    length < character.len() && json.ends_with(&character[..length])
+}
+
 /// Visits every string in `value`, except names of fields.
 pub fn each_string(value: &mut Value, act: &mut impl FnMut(&mut String)) {
     match value {
@@ -158,7 +191,32 @@ mod tests {
         assert_eq!(values(format!("[\"{}\\\",\"]", ",".repeat(VALUES_MAX + 1)).as_bytes()), 1);
     }
 
+    #[test]
+    fn no_character_is_left_that_ends_a_line_elsewhere() {
+        let escaped = |json: &str| unbroken(json.as_bytes()).map(|bytes| String::from_utf8(bytes).unwrap());
+        assert_eq!(escaped("\"a\u{85}b\u{2028}\u{2029}\""), Some(r#""a\u0085b\u2028\u2029""#.into()));
+        assert_eq!(escaped("\u{2028}x"), Some(r"\u2028x".into()));
+        for plain in ["", "{}", "\"é “quoted” — 潮 \u{2027}\u{202a}\u{84} 🌊\""] {
+            assert_eq!(escaped(plain), None);
+        }
+        for (end, length) in [("\u{2028}", 2), ("\u{85}", 1)] {
+            let end = end.as_bytes();
+            assert_eq!(unfinished_break(&[b"x", &end[..length]].concat()), length);
+            assert_eq!(unfinished_break(end), 0);
+        }
+        assert_eq!((unfinished_break(b"x\xe2"), unfinished_break(b"x"), unfinished_break("é".as_bytes())), (1, 0, 0));
+    }
+
     proptest! {
+        #[test]
+        fn what_is_escaped_means_the_same(text in "[a\"\\\\\u{80}-\u{90}\u{2020}-\u{2030}é]*") {
+            let json = serde_json::to_string(&text).unwrap();
+            let escaped = unbroken(json.as_bytes()).unwrap_or_else(|| json.clone().into());
+            let breaks = ['\u{85}', '\u{2028}', '\u{2029}'];
+            prop_assert!(!std::str::from_utf8(&escaped).unwrap().contains(breaks));
+            prop_assert_eq!(from_slice::<String>(&escaped).unwrap(), text);
+        }
+
         #[test]
         fn what_is_mended_is_as_long_and_can_be_read(units: Vec<u16>) {
             let json: String = units.iter().map(|unit| format!("\\u{unit:04x}")).collect();

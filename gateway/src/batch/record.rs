@@ -1,5 +1,6 @@
 //! Lines of the files of answers and of errors.
 
+use crate::base::json;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -12,13 +13,20 @@ pub fn request_id(batch: &str, line: u64) -> String {
 /// The line of an answer, good or bad.
 pub fn answer(id: &str, custom_id: &str, status: u16, request_id: &str, body: &Value) -> String {
     let response = json!({"status_code": status, "request_id": request_id, "body": body});
-    json!({"id": id, "custom_id": custom_id, "response": response, "error": null}).to_string() + "\n"
+    line(&json!({"id": id, "custom_id": custom_id, "response": response, "error": null}))
 }
 
 /// The line of a request without an answer, with the reason.
 pub fn unanswered(id: &str, custom_id: &str, code: &str, message: &str) -> String {
     let error = json!({"code": code, "message": message});
-    json!({"id": id, "custom_id": custom_id, "response": null, "error": error}).to_string() + "\n"
+    line(&json!({"id": id, "custom_id": custom_id, "response": null, "error": error}))
+}
+
+/// Writes a line that is one for every reader: some also split at characters that JSON leaves as they are.
+fn line(record: &Value) -> String {
+    let record = record.to_string();
+    let escaped = json::unbroken(record.as_bytes()).map(|bytes| String::from_utf8(bytes).expect("only characters were replaced"));
+    escaped.unwrap_or(record) + "\n"
 }
 
 /// Reads the `custom_id` of a line; `None` if the line is torn.
@@ -38,11 +46,11 @@ mod tests {
     #[test]
     fn records_are_known_by_their_custom_ids_unless_they_are_torn() {
         let records = [
-            answer("batch_req_1", "a\n\"", 200, "req_1", &json!({"text": "two\nlines"})),
+            answer("batch_req_1", "a\n\"", 200, "req_1", &json!({"text": "two\nlines, and \u{2028} one"})),
             unanswered("batch_req_2", "a\n\"", "batch_expired", "too late"),
         ];
         for record in records {
-            assert_eq!(record.matches('\n').count(), 1);
+            assert_eq!(record.matches(['\n', '\u{85}', '\u{2028}', '\u{2029}']).count(), 1);
             assert_eq!(custom_id(record.as_bytes()).as_deref(), Some("a\n\""));
             for end in 0..record.len() {
                 assert_eq!(custom_id(&record.as_bytes()[..end]), None, "{end}");

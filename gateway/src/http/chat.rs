@@ -21,6 +21,7 @@ use crate::{
     requests::{
         custom::{self, InputReader},
         error::ApiError,
+        fields::row::Door,
         options::{Options, TOP_LOGPROBS_MAX},
         parse::in_range,
         thinking,
@@ -116,6 +117,7 @@ impl Endpoint for Chat {
     type Whole = ChatResponse;
     type Chunk = ChatChunk;
     const PATH: &'static str = "/v1/chat/completions";
+    const DOOR: Door = Door::Chat;
     const OPERATION: Operation = Operation::Chat;
     const ID_PREFIX: &'static str = "chatcmpl";
     const PROMPT: &'static str = "messages";
@@ -133,6 +135,7 @@ impl Endpoint for Chat {
         }
         let top_logprobs = in_range("top_logprobs", chat.top_logprobs.unwrap_or(0), 0..=TOP_LOGPROBS_MAX)?;
         options.sampling.logprobs = chat.logprobs.unwrap_or(false).then_some(top_logprobs);
+        options.rules.logprobs_of_text = options.sampling.logprobs.is_some();
         if top_logprobs > 0 && options.sampling.logprobs.is_none() {
             return Err(ApiError::invalid("top_logprobs", "`top_logprobs` needs `logprobs: true`"));
         }
@@ -284,6 +287,13 @@ pub(super) fn dialog(chat: ChatRequest) -> Result<Dialog, ApiError> {
         ..ReasoningWish::default()
     };
     let older = Calls::of(&chat).older;
+    if let (false, Some(choice)) = (older, &chat.function_call)
+        && choice != "auto"
+        && (choice != "none" || chat.tools.as_ref().is_some_and(|tools| !tools.is_empty()))
+    {
+        let message = "`function_call` belongs to `functions`: with `tools`, send `tool_choice`";
+        return Err(ApiError::invalid("function_call", message));
+    }
     let tools = match older {
         true => chat.functions.unwrap_or_default().into_iter().map(function).collect(),
         false => chat.tools.unwrap_or_default().into_iter().enumerate().map(|(i, sent)| tool(i, sent)).collect::<Result<_, _>>()?,

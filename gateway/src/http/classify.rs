@@ -4,7 +4,11 @@ use super::{access::Client, embeddings, written};
 use crate::{
     base::stamp::{new_id, unix_seconds},
     metrics::{self, RequestOutcome},
-    requests::{error::ApiError, parse},
+    requests::{
+        error::ApiError,
+        fields::{self, row::Door},
+        parse::JsonBody,
+    },
     serving::gateway::{Gateway, start::EmbeddedText},
     traces::names::Operation,
 };
@@ -15,7 +19,7 @@ use std::sync::Arc;
 use tidemill_proto::message::ModelKind;
 
 #[derive(Debug, Deserialize)]
-struct Fields {
+pub(super) struct Fields {
     #[serde(default)]
     model: Option<String>,
     input: Input,
@@ -54,8 +58,14 @@ async fn classify(gateway: &Arc<Gateway>, body: Body) -> Result<Response, ApiErr
     written::write(&gateway, bytes, list).await
 }
 
+pub(super) fn read(body: &[u8]) -> Result<Fields, ApiError> {
+    let body = JsonBody::parse(body)?;
+    fields::check(Door::Classify, body.fields())?;
+    body.into()
+}
+
 fn understand(gateway: &Gateway, body: &[u8]) -> Result<(Arc<Gateway>, Vec<EmbeddedText>), ApiError> {
-    let fields: Fields = parse::json(body)?;
+    let fields = read(body)?;
     let gateway = classifier(gateway, fields.model.as_deref())?;
     let most = embeddings::truncation(&gateway, fields.truncate_prompt_tokens)?;
     let texts = match fields.input {

@@ -11,6 +11,7 @@ use crate::{
     metrics::usage::Usage,
     requests::{
         error::ApiError,
+        fields::row::Door,
         options::{Options, TOP_LOGPROBS_MAX},
         parse::in_range,
     },
@@ -42,6 +43,7 @@ impl Endpoint for Completions {
     type Whole = CompletionResponse;
     type Chunk = CompletionResponse;
     const PATH: &'static str = "/v1/completions";
+    const DOOR: Door = Door::Completions;
     const OPERATION: Operation = Operation::TextCompletion;
     const ID_PREFIX: &'static str = "cmpl";
     const PROMPT: &'static str = "prompt";

@@ -5,7 +5,12 @@
 use super::{access::Client, openai::Prompt, written};
 use crate::{
     metrics::{self, RequestOutcome, usage::Usage},
-    requests::{computing::checkpoint, error::ApiError, parse},
+    requests::{
+        computing::checkpoint,
+        error::ApiError,
+        fields::{self, row::Door},
+        parse::JsonBody,
+    },
     serving::{
         embedded::{collect, unit},
         gateway::{Gateway, start::EmbeddedText},
@@ -26,7 +31,7 @@ use tidemill_proto::{message::ModelKind, tokens::Tokens};
 pub(super) const INPUTS_MAX: usize = 2048;
 
 #[derive(Debug, Deserialize)]
-struct Fields {
+pub(super) struct Fields {
     #[serde(default)]
     model: Option<String>,
     input: Prompt,
@@ -99,8 +104,14 @@ fn listed(gateway: &Gateway, rows: Vec<Vec<f32>>, dimensions: Option<usize>, is_
     listed.to_string().into()
 }
 
+pub(super) fn read(body: &[u8]) -> Result<Fields, ApiError> {
+    let body = JsonBody::parse(body)?;
+    fields::check(Door::Embeddings, body.fields())?;
+    body.into()
+}
+
 fn understand(gateway: &Gateway, body: &[u8]) -> Result<Parsed, ApiError> {
-    let fields: Fields = parse::json(body)?;
+    let fields = read(body)?;
     let gateway = gateway.select(fields.model.as_deref())?;
     let identity = &gateway.text().config.identity;
     if identity.kind == ModelKind::Classifier {

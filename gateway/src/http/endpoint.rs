@@ -3,7 +3,7 @@
 use super::{conversations::turn::Turn, stored::Stored};
 use crate::{
     metrics::usage::Usage,
-    requests::{error::ApiError, options::Options},
+    requests::{error::ApiError, fields::row::Door, options::Options},
     serving::{answer::Delta, gateway::Gateway, rounds::Rounds},
     text::tokenizer::Tokenizer,
     traces::names::Operation,
@@ -19,6 +19,7 @@ pub trait Endpoint: Sized + Send + 'static {
     type Whole: Serialize;
     type Chunk: Serialize;
     const PATH: &'static str;
+    const DOOR: Door;
     const OPERATION: Operation;
     const ID_PREFIX: &'static str;
     /// The field with the prompts, for errors.

@@ -30,6 +30,8 @@ use axum::{
 };
 use blocks::Blocks;
 use error::MessagesError;
+#[cfg(test)]
+pub(super) use request::read;
 use serde_json::{Value, json};
 use std::{sync::Arc, time::Instant};
 

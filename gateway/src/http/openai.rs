@@ -377,18 +377,27 @@ pub struct CompletionLogprobs {
     pub text_offset: Vec<usize>,
 }
 
+/// A page of models, with the fields of OpenAI's and of Anthropic's lists.
 #[derive(Debug, Serialize)]
 pub struct ModelList {
     pub object: &'static str,
     pub data: Vec<Model>,
     pub models: Vec<ModelCard>,
+    pub first_id: Option<String>,
+    pub last_id: Option<String>,
+    pub has_more: bool,
 }
 
-#[derive(Debug, Serialize)]
+/// A model, with the fields of OpenAI's and of Anthropic's.
+#[derive(Clone, Debug, Serialize)]
 pub struct Model {
     pub id: String,
     pub object: &'static str,
     pub created: u64,
+    pub r#type: &'static str,
+    pub display_name: String,
+    /// The time as text.
+    pub created_at: String,
     pub owned_by: &'static str,
     pub root: String,
     /// The longest sequence (vLLM's extension).

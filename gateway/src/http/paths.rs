@@ -7,7 +7,7 @@ use std::borrow::Cow;
 /// A prefix in other providers' base URLs.
 const PREFIX: &str = "/openai";
 /// The beginnings of the paths that clients request, for [`suggestion`]. Longer ones come before their own beginnings.
-const ENDPOINTS: [&str; 17] = [
+const ENDPOINTS: [&str; 18] = [
     "/chat/completions",
     "/completions",
     "/responses",
@@ -15,6 +15,7 @@ const ENDPOINTS: [&str; 17] = [
     "/messages",
     "/embeddings",
     "/rerank",
+    "/score",
     "/classify",
     "/models",
     "/conversations",

@@ -79,6 +79,10 @@ pub const TABLE: &[Row] = &[
     generating("/v1/messages"),
     generating("/v1/embeddings"),
     generating("/v1/rerank"),
+    generating("/v2/rerank"),
+    generating("/rerank"),
+    generating("/v1/score"),
+    generating("/score"),
     generating("/v1/classify"),
 ];
 

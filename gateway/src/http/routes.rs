@@ -3,7 +3,7 @@
 use super::{
     access, admin, appeals, backup, batches, chat::Chat, classify, completions::Completions, console, conversations, cors, doors,
     elsewhere, embeddings, erasure, export, feedback, files, gate, leftover, memories, messages, models, moderations, openapi, operator,
-    records, replay, rerank, responses, rollouts, serve, sign_in, tokenize, watch,
+    records, replay, rerank, responses, rollouts, score, serve, sign_in, tokenize, unbroken, watch,
 };
 use crate::{requests::error::ApiError, serving::gateway::Gateway};
 use axum::{
@@ -34,7 +34,7 @@ pub fn front_door(gateway: Arc<Gateway>, operators_too: bool) -> Router {
     let routes = if operators_too { routes.merge(operators()) } else { routes };
     let cors = cors::layer(gateway.cors());
     let routes = finish(routes, Arc::clone(&gateway)).layer(from_fn_with_state(gateway, doors::clients));
-    let routes = routes.layer(from_fn(leftover::layer));
+    let routes = around(routes);
     // Outermost: pages can read errors then, and browsers send preflights without a key.
     match cors {
         Some(cors) => routes.layer(cors),
@@ -109,6 +109,10 @@ fn of_models() -> Router<Arc<Gateway>> {
         .route("/v1/messages", post(messages::create))
         .route("/v1/embeddings", post(embeddings::create))
         .route("/v1/rerank", post(rerank::create))
+        .route("/v2/rerank", post(rerank::create_second))
+        .route("/rerank", post(rerank::create))
+        .route("/v1/score", post(score::create))
+        .route("/score", post(score::create))
         .route("/v1/classify", post(classify::create))
 }
 
@@ -119,7 +123,7 @@ pub fn admin(gateway: Arc<Gateway>) -> Router {
         Some(_) => routes.merge(signing_in()).route_layer(from_fn_with_state(Arc::clone(&gateway), gate::layer)),
         None => routes.merge(no_sign_in()),
     };
-    finish(routes, Arc::clone(&gateway)).layer(from_fn_with_state(gateway, doors::operators)).layer(from_fn(leftover::layer))
+    around(finish(routes, Arc::clone(&gateway)).layer(from_fn_with_state(gateway, doors::operators)))
 }
 
 fn administration() -> Router<Arc<Gateway>> {
@@ -183,6 +187,11 @@ fn finish(routes: Router<Arc<Gateway>>, gateway: Arc<Gateway>) -> Router {
         .fallback(|method: Method, uri: Uri| async move { ApiError::no_route(method.as_str(), uri.path()) })
         .method_not_allowed_fallback(|method: Method, uri: Uri| async move { ApiError::method_not_allowed(method.as_str(), uri.path()) })
         .with_state(gateway)
+}
+
+/// Adds the layers that every answer of a port passes, errors included.
+fn around(routes: Router) -> Router {
+    routes.layer(from_fn(unbroken::layer)).layer(from_fn(leftover::layer))
 }
 
 #[cfg(test)]
@@ -253,5 +262,9 @@ mod tests {
         let paths = groups.map(|group| routes(&group).into_iter().map(|(_, path)| path).collect::<BTreeSet<_>>().len());
         let added = code.split(".route").skip(1).filter(|rest| rest.starts_with('(')).count();
         assert_eq!(added, paths.iter().sum::<usize>());
+        // Every port's answers pass the same layers.
+        let ports: Vec<_> = code.split("\npub fn ").skip(1).filter_map(|rest| rest.split("\n}\n").next()).collect();
+        let ports: Vec<_> = ports.into_iter().filter(|port| port.contains("-> Router {")).collect();
+        assert!(ports.len() == 2 && ports.iter().all(|port| port.contains("around(")), "{ports:?}");
     }
 }

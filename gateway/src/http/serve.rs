@@ -12,7 +12,7 @@ use crate::{
     requests::{
         body::Kept,
         error::ApiError,
-        generate::GenerateRequest,
+        fields,
         options::Options,
         parse::{self, JsonBody},
         structured,
@@ -166,7 +166,7 @@ async fn start<E: Endpoint>(gateway: &Arc<Gateway>, headers: &HeaderMap, body: B
 type Understood<E> = (Arc<Gateway>, E, Options, Vec<Tokens>);
 
 fn understand<E: Endpoint>(gateway: &Gateway, arrived: Instant, body: JsonBody, stored: Stored) -> Result<Understood<E>, ApiError> {
-    let mut request: GenerateRequest = body.read()?;
+    let mut request = fields::generating(E::DOOR, &body)?;
     let gateway = gateway.route(RouteRequest {
         path: Some(E::PATH),
         model: request.model.as_deref().or_else(|| stored.before.as_ref()?.model()),

@@ -65,12 +65,14 @@ const TOLD_FOR: Duration = Duration::from_secs(1);
 /// The minimum share of an address: browsers and clients keep several connections.
 const ADDRESS_LEAST: u64 = 64;
 
-/// The maximum number of connections of a port.
+/// Limits on the connections of a port.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub connections: usize,
     /// The maximum number of connections from one address; `None` for a quarter of all.
     pub per_address: Option<usize>,
+    /// The time that a connection may be idle between two requests.
+    pub idle_max: Duration,
 }
 
 impl Limits {
@@ -190,7 +192,7 @@ struct Door {
 
 impl Door {
     fn new(limits: Limits) -> Self {
-        Self { guests: Mutex::new(Guests::new(limits.shares())), free: Notify::new(), began: Instant::now() }
+        Self { guests: Mutex::new(Guests::new(limits.shares(), limits.idle_max)), free: Notify::new(), began: Instant::now() }
     }
 
     /// Takes a place for a connection; a waiting connection may give way for it. Returns `None` if its address has its share and all of

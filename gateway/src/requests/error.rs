@@ -54,6 +54,11 @@ impl ApiError {
         Self { code: Some("unsupported_parameter"), ..Self::invalid(param, format!("`{param}` is not supported yet")) }
     }
 
+    /// Refuses a request with a field of another server's API. `instead` completes the sentence.
+    pub(super) fn foreign(param: &str, instead: &str) -> Self {
+        Self { code: Some("unsupported_parameter"), ..Self::invalid(param, format!("`{param}` is not supported: {instead}")) }
+    }
+
     pub fn no_images(param: &str) -> Self {
         Self::invalid(param, "image input is not supported by this model")
     }

@@ -20,6 +20,7 @@ pub struct GenerateRequest {
     pub stop: Option<StopField>,
     pub stop_token_ids: Option<Vec<Token>>,
     pub ignore_eos: Option<bool>,
+    #[serde(alias = "no_stop_trim")]
     pub include_stop_str_in_output: Option<bool>,
     pub skip_special_tokens: Option<bool>,
     pub temperature: Option<f32>,
@@ -29,6 +30,7 @@ pub struct GenerateRequest {
     pub seed: Option<Seed>,
     pub presence_penalty: Option<f32>,
     pub frequency_penalty: Option<f32>,
+    #[serde(alias = "repeat_penalty")]
     pub repetition_penalty: Option<f32>,
     pub logit_bias: Option<BTreeMap<String, f32>>,
     pub return_token_ids: Option<bool>,
@@ -38,13 +40,40 @@ pub struct GenerateRequest {
     pub guided_regex: Option<String>,
     pub guided_choice: Option<Vec<String>>,
     pub guided_grammar: Option<String>,
-    pub guided_whitespace_pattern: Option<String>,
+    /// SGLang's and llama.cpp's schema, or its text.
+    pub json_schema: Option<Value>,
+    pub regex: Option<String>,
+    pub ebnf: Option<String>,
+    pub grammar: Option<String>,
+    /// Ollama's format: `json`, or a schema.
+    pub format: Option<Value>,
+    pub nvext: Option<Nvext>,
+    /// llama.cpp's `max_tokens`: without a limit if it is negative.
+    pub n_predict: Option<i64>,
     /// The salt of cached prefixes: only requests with the same salt share them.
     pub cache_salt: Option<String>,
     /// The tier that selects the service class.
     pub service_tier: Option<String>,
     /// Stricter thresholds of safety checks, as in Gemini's API.
     pub safety_settings: Option<Vec<SafetySetting>>,
+}
+
+impl GenerateRequest {
+    /// Moves what stands under the names of other APIs to the fields that it means.
+    pub(super) fn settle(&mut self) {
+        if let Some(nvext) = &self.nvext {
+            self.top_k = self.top_k.or(nvext.top_k);
+            self.repetition_penalty = self.repetition_penalty.or(nvext.repetition_penalty);
+            self.ignore_eos = self.ignore_eos.or(nvext.ignore_eos);
+            if nvext.greed_sampling == Some(true) {
+                self.temperature = Some(0.0);
+            }
+        }
+        let predicted = self.n_predict.and_then(|tokens| u64::try_from(tokens).ok());
+        let predicted = predicted.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
+        // Each is an upper bound, so both apply.
+        self.max_tokens = self.max_tokens.into_iter().chain(predicted).min();
+    }
 }
 
 /// The 64 bits of a seed, which clients write signed or unsigned.
@@ -105,10 +134,22 @@ pub struct StructuredOutputs {
     pub choice: Option<Vec<String>>,
     pub grammar: Option<String>,
     pub json_object: Option<bool>,
-    pub structural_tag: Option<Value>,
     pub disable_any_whitespace: Option<bool>,
-    pub disable_additional_properties: Option<bool>,
-    pub whitespace_pattern: Option<String>,
+}
+
+/// Dynamo's extensions of a request.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Nvext {
+    pub guided_json: Option<Value>,
+    pub guided_regex: Option<String>,
+    pub guided_choice: Option<Vec<String>>,
+    pub guided_grammar: Option<String>,
+    pub top_k: Option<i64>,
+    pub repetition_penalty: Option<f32>,
+    pub ignore_eos: Option<bool>,
+    /// Whether the likeliest token is always drawn.
+    pub greed_sampling: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -116,6 +157,24 @@ pub struct ResponseFormat {
     pub r#type: String,
     #[serde(default)]
     pub json_schema: Option<JsonSchema>,
+    /// The schema beside the type, as llama.cpp, Together and Fireworks have it.
+    #[serde(default)]
+    pub schema: Option<Value>,
+    /// TGI's schema or expression.
+    #[serde(default)]
+    pub value: Option<Value>,
+    /// Together's expression.
+    #[serde(default)]
+    pub pattern: Option<String>,
+    /// TensorRT-LLM's expression.
+    #[serde(default)]
+    pub regex: Option<String>,
+    /// Fireworks' grammar.
+    #[serde(default)]
+    pub grammar: Option<String>,
+    /// TensorRT-LLM's grammar.
+    #[serde(default)]
+    pub ebnf: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]

@@ -145,6 +145,7 @@ impl Options {
                 stop_tokens,
                 eos_tokens,
                 skip_special: request.skip_special_tokens.unwrap_or(true),
+                logprobs_of_text: false,
                 output: OutputRules::default(),
             },
             constraint: None,

@@ -85,6 +85,15 @@ impl ChannelSplitter {
         if self.thinks() { self.end.held_bytes() } else { 0 }
     }
 
+    /// Counts the characters that are held back and may be text.
+    pub(super) fn held(&self) -> usize {
+        match &self.state {
+            State::Header(header) => header.chars().count(),
+            State::Body(Body::Text) => self.end.held(),
+            State::Body(Body::Thought | Body::Arguments) | State::Plain => 0,
+        }
+    }
+
     /// Takes a character. `answer` gets the text.
     pub(super) fn step(&mut self, c: char, events: &mut Events, answer: &mut impl FnMut(char, &mut Events)) {
         match &mut self.state {

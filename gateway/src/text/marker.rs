@@ -22,6 +22,11 @@ impl MarkerWatch {
         self.held.len()
     }
 
+    /// Counts the characters that may be a mark's beginning.
+    pub(super) fn held(&self) -> usize {
+        self.held.chars().count()
+    }
+
     /// Calls `pass` with every character that is certainly not part of a mark. Returns the mark that is complete with `c`.
     pub(super) fn step(&mut self, c: char, mut pass: impl FnMut(char)) -> Option<&'static str> {
         self.held.push(c);

@@ -73,6 +73,16 @@ impl Splitter {
         self.channels.as_ref().map_or(of_thought, ChannelSplitter::held_bytes)
     }
 
+    /// Counts the characters that are held back and may be text: the last ones that were pushed.
+    pub fn held(&self) -> usize {
+        let outer = match (&self.channels, &self.thought) {
+            (Some(channels), _) => channels.held(),
+            (None, Some(thought)) => thought.held(),
+            (None, None) => 0,
+        };
+        outer + self.calls.as_ref().map_or(0, Frame::held)
+    }
+
     pub fn push(&mut self, text: &str) -> Vec<Event> {
         let mut events = Events::default();
         let mut answer = answer(&mut self.calls);

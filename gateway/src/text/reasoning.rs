@@ -79,6 +79,14 @@ impl ThoughtSplitter {
         if self.thinks() { self.end.held_bytes() } else { 0 }
     }
 
+    /// Counts the characters that are held back and may be text.
+    pub(super) fn held(&self) -> usize {
+        match &self.state {
+            State::Before(mark) => self.space.chars().count() + mark.chars().count(),
+            State::Thinking(_) | State::Between | State::Answer => 0,
+        }
+    }
+
     /// Takes a character. `answer` gets the text outside reasoning.
     pub(super) fn step(&mut self, c: char, events: &mut Events, answer: &mut impl FnMut(char, &mut Events)) {
         match &mut self.state {

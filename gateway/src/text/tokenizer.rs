@@ -114,12 +114,12 @@ impl Tokenizer {
         self.inner.encode_fast(text, false).map_err(|e| EncodeError(e.to_string()))
     }
 
-    /// Encodes two texts as an encoder compares them, and returns the position of the second. The second is cut at its end to the rest of
-    /// `most` tokens.
-    pub fn encode_pair(&self, first: &Encoding, second: &str, most: usize) -> Result<(Vec<Token>, usize), EncodeError> {
+    /// Encodes two texts as an encoder compares them, and returns the position of the second. The second is cut at its end to
+    /// `second_most` tokens, and to the rest of `most`.
+    pub fn encode_pair(&self, first: &Encoding, second: &str, most: usize, second_most: usize) -> Result<(Vec<Token>, usize), EncodeError> {
         let mut second = self.encode_first(second)?;
         let added = self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(true));
-        second.truncate(most.saturating_sub(first.len() + added), 0, TruncationDirection::Right);
+        second.truncate(most.saturating_sub(first.len() + added).min(second_most), 0, TruncationDirection::Right);
         let pair = self.inner.post_process(first.clone(), Some(second), true).map_err(|e| EncodeError(e.to_string()))?;
         let begin = pair.get_sequence_ids().iter().position(|of| *of == Some(1)).unwrap_or(pair.len());
         Ok((pair.get_ids().to_vec(), begin))

@@ -156,6 +156,26 @@ async fn chat_logprobs_say_bytes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn no_answer_has_a_character_that_ends_a_line_elsewhere() {
+    let cluster = Cluster::start(|_| ()).await;
+    let _worker = cluster.join("decode-0", decode(), Script::reply(&ids("a\u{2028}b\u{85}c\u{2029}"))).await;
+    let messages = user("x");
+    for (path, mut body) in [
+        ("/v1/chat/completions", json!({"messages": messages})),
+        ("/v1/completions", json!({"prompt": "x"})),
+        ("/v1/responses", json!({"input": "x"})),
+        ("/v1/messages", json!({"messages": messages, "max_tokens": 9})),
+    ] {
+        for stream in [false, true] {
+            body["stream"] = json!(stream);
+            let text = cluster.post(path, body.clone()).await.text().await.unwrap();
+            assert!(text.contains("\\u2028") && !text.contains(['\u{85}', '\u{2028}', '\u{2029}']), "{path}: {text}");
+        }
+    }
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn max_tokens_is_an_upper_bound() {
     let cluster = Cluster::start(|_| ()).await;
     let mut worker = cluster.join("decode-0", decode(), Script::reply(&[40])).await;
@@ -246,6 +266,11 @@ async fn every_failure_is_openais_error_object() {
         (completions, json!({"prompt": []}), 400, json!("prompt"), Value::Null),
         (completions, json!({"prompt": "x", "suffix": "y"}), 400, json!("suffix"), json!("unsupported_parameter")),
         (completions, json!({"prompt": "x", "best_of": 3}), 400, json!("best_of"), json!("unsupported_parameter")),
+        (completions, json!({"prompt": "x", "use_beam_search": true}), 400, json!("use_beam_search"), json!("unsupported_parameter")),
+        (chat, json!({"messages": hi, "bad_words": ["x"]}), 400, json!("bad_words"), json!("unsupported_parameter")),
+        (chat, json!({"messages": hi, "regex": "a", "format": "json"}), 400, json!("format"), Value::Null),
+        ("/v1/responses", json!({"input": "x", "background": true}), 400, json!("background"), json!("unsupported_parameter")),
+        ("/v2/rerank", json!({"query": "x"}), 400, json!("model"), Value::Null),
         (completions, json!({"prompt": "x".repeat(100_000)}), 413, Value::Null, Value::Null),
         ("/v1/embeddings", json!({}), 400, json!("input"), Value::Null),
         ("/v1/audio/speech", json!({}), 404, Value::Null, Value::Null),

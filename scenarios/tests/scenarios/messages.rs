@@ -236,6 +236,9 @@ async fn a_model_has_other_names() {
     let names = |list: &Value, name: &str| list.as_array().unwrap().iter().map(|model| model[name].clone()).collect::<Vec<_>>();
     assert_eq!(names(&list["data"], "id"), [json!("tiny"), json!("gpt-5")]);
     assert_eq!(names(&list["models"], "slug"), [json!("tiny"), json!("gpt-5")]);
+    assert_eq!((&list["has_more"], &list["first_id"], &list["last_id"]), (&json!(false), &json!("tiny"), &json!("gpt-5")));
+    let page: Value = cluster.get("/v1/models?limit=1&after_id=tiny").await.json().await.unwrap();
+    assert_eq!((&page["data"][0]["id"], &page["data"][0]["type"]), (&json!("gpt-5"), &json!("model")));
     assert_eq!(cluster.get("/v1/models/gpt-5").await.status(), 200);
     let (status, answer) = cluster.ask("/v1/messages", hello(json!({"model": "gpt-5"}))).await;
     assert_eq!((status, &answer["model"]), (200, &json!("tiny")));

@@ -7,10 +7,11 @@ use crate::{
     dialog::{Dialog, Message, ToolCall, ToolChoice, thinking::ReasoningWish},
     requests::{
         error::ApiError,
+        fields::{self, row::Door},
         generate::{GenerateRequest, StopField},
         options::Options,
         parse::JsonBody,
-        structured,
+        structured::{self, Wish},
         thinking::{self, Thinking},
     },
     serving::{
@@ -50,6 +51,9 @@ struct Body {
     thinking: Option<Thinking>,
     #[serde(default)]
     output_config: Option<OutputConfig>,
+    /// The older form of `output_config.format`.
+    #[serde(default)]
+    output_format: Option<Value>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -123,11 +127,7 @@ pub(super) fn to_answer(gateway: &Gateway, arrived: Instant, body: JsonBody) -> 
     let asked = {
         let mut hearing = gateway.hearing();
         let judge = &mut |schema: &Value, terms| hearing.schema(schema, terms);
-        let format = match &rest.format {
-            Some(format) => structured::flat_format("output_config.format", "output_config.format.schema", format, judge)?,
-            None => None,
-        };
-        structured::grammar_beside(&mut request, format, judge)?
+        structured::grammar_beside(&mut request, rest.format, judge)?
     };
     let mut options = gateway.options(arrived, request)?;
     if let Some(asked) = asked {
@@ -150,7 +150,7 @@ type Understood = (Arc<Gateway>, Dialog, GenerateRequest, Rest);
 
 /// Reads a body. `path` is the endpoint's, if the dialog is to be answered.
 pub(super) fn understand(gateway: &Gateway, body: JsonBody, path: Option<&'static str>) -> Result<Understood, ApiError> {
-    let request: GenerateRequest = body.read()?;
+    let request = fields::generating(Door::Messages, &body)?;
     let (model, service_tier) = (request.model.as_deref(), request.service_tier.as_deref());
     let gateway = gateway.route(RouteRequest { path, model, service_tier, body: body.fields() })?;
     let body: Body = body.into()?;
@@ -186,7 +186,8 @@ pub(super) fn understand(gateway: &Gateway, body: JsonBody, path: Option<&'stati
         continues,
         ..Dialog::default()
     };
-    let rest = Rest { server_tools, max_tokens: body.max_tokens, stop_sequences: body.stop_sequences, format: output.format };
+    let format = format(output.format, body.output_format)?;
+    let rest = Rest { server_tools, max_tokens: body.max_tokens, stop_sequences: body.stop_sequences, format };
     Ok((gateway, dialog, request, rest))
 }
 
@@ -195,7 +196,28 @@ pub(super) struct Rest {
     server_tools: Vec<String>,
     max_tokens: Option<u32>,
     stop_sequences: Option<Vec<String>>,
-    format: Option<Value>,
+    format: Option<Wish>,
+}
+
+/// Reads the answer's format, which has an older field.
+fn format(format: Option<Value>, older: Option<Value>) -> Result<Option<Wish>, ApiError> {
+    match (format, older) {
+        (None, None) => Ok(None),
+        (Some(format), None) => structured::flat_format("output_config.format", "output_config.format.schema", &format),
+        (None, Some(format)) => structured::flat_format("output_format", "output_format.schema", &format),
+        (Some(_), Some(_)) => {
+            let message = "`output_format` and `output_config.format` are both given: leave the older one, `output_format`, out";
+            Err(ApiError::invalid("output_format", message))
+        }
+    }
+}
+
+/// Reads a body as far as that depends on no model.
+#[cfg(test)]
+pub(in crate::http) fn read(body: JsonBody) -> Result<(), ApiError> {
+    let body: Body = body.into()?;
+    tool_choice(body.tool_choice)?;
+    format(body.output_config.and_then(|config| config.format), body.output_format).map(drop)
 }
 
 fn system(content: Content) -> Result<String, ApiError> {

@@ -62,10 +62,6 @@ impl Output {
         if let Some(tokenizer) = &self.tokenizer {
             self.logprobs.extend(piece.logprobs.iter().map(|logprob| logprob_value(tokenizer, logprob)));
         }
-        if !piece.reasoning.is_empty() || !piece.calls.is_empty() && piece.text.is_empty() {
-            // Only text has log-probabilities.
-            self.logprobs.clear();
-        }
         self.add(piece);
     }
 

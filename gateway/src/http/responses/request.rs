@@ -6,7 +6,7 @@ use crate::{
     requests::{
         custom,
         error::ApiError,
-        generate::GenerateRequest,
+        fields::{self, row::Door},
         items::{self, ITEMS_MAX, ItemContent, Sent},
         options::{Options, TOP_LOGPROBS_MAX},
         parse::{JsonBody, in_range},
@@ -90,7 +90,6 @@ struct Body {
     previous_response_id: Option<String>,
     conversation: Option<ConversationField>,
     store: Option<bool>,
-    background: Option<bool>,
     max_output_tokens: Option<u32>,
     tools: Option<Vec<Value>>,
     server_tools: Option<Vec<String>>,
@@ -100,7 +99,6 @@ struct Body {
     thinking_token_budget: Option<i64>,
     text: Option<TextField>,
     metadata: Option<BTreeMap<String, String>>,
-    prompt: Option<Value>,
     top_logprobs: Option<u32>,
     include: Option<Vec<String>>,
 }
@@ -133,7 +131,7 @@ struct TextField {
 
 /// Reads a body. Returns the gateway of the requested model, and the request.
 pub(super) fn understand(gateway: &Gateway, arrived: Instant, body: JsonBody) -> Result<(Arc<Gateway>, Request), ApiError> {
-    let mut request: GenerateRequest = body.read()?;
+    let mut request = fields::generating(Door::Responses, &body)?;
     let gateway = gateway.route(RouteRequest {
         path: Some("/v1/responses"),
         model: request.model.as_deref(),
@@ -141,12 +139,6 @@ pub(super) fn understand(gateway: &Gateway, arrived: Instant, body: JsonBody) ->
         body: body.fields(),
     })?;
     let body: Body = body.into()?;
-    if body.background.unwrap_or(false) {
-        return Err(ApiError::unsupported("background"));
-    }
-    if body.prompt.is_some() {
-        return Err(ApiError::unsupported("prompt"));
-    }
     let top_logprobs = in_range("top_logprobs", body.top_logprobs.unwrap_or(0), 0..=TOP_LOGPROBS_MAX)?;
     let wants_logprobs = top_logprobs > 0 || body.include.iter().flatten().any(|name| name == LOGPROBS);
     let metadata = metadata(body.metadata)?;
@@ -159,11 +151,12 @@ pub(super) fn understand(gateway: &Gateway, arrived: Instant, body: JsonBody) ->
     let asked = {
         let mut hearing = gateway.hearing();
         let judge = &mut |schema: &Value, terms| hearing.schema(schema, terms);
-        let asked = structured::flat_format("text.format", "text.format.schema", &format, judge)?;
+        let asked = structured::flat_format("text.format", "text.format.schema", &format)?;
         structured::grammar_beside(&mut request, asked, judge)?
     };
     let mut options = gateway.options(arrived, request)?;
     options.sampling.logprobs = wants_logprobs.then_some(top_logprobs);
+    options.rules.logprobs_of_text = wants_logprobs;
     if let Some(asked) = asked {
         options.constrain(asked, gateway.text());
     }
@@ -225,6 +218,13 @@ pub(super) fn understand(gateway: &Gateway, arrived: Instant, body: JsonBody) ->
         echo,
     };
     Ok((gateway, request))
+}
+
+/// Reads a body as far as that depends on no model.
+#[cfg(test)]
+pub(in crate::http) fn read(body: JsonBody) -> Result<(), ApiError> {
+    let body: Body = body.into()?;
+    tool_choice::understand(tools(body.tools.unwrap_or_default())?.0, body.tool_choice.as_ref()).map(drop)
 }
 
 fn input(input: Option<Input>, before: &Before) -> Result<Vec<Sent>, ApiError> {

@@ -13,9 +13,6 @@ use std::{
 
 /// The time within which a request's head must be complete: a client has it ready when it connects.
 pub(super) const HEAD_MAX: Duration = Duration::from_secs(10);
-/// The time that a connection may be idle between two requests.
-pub(super) const IDLE_MAX: Duration = Duration::from_secs(75);
-
 /// The event that a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
@@ -58,6 +55,8 @@ pub(super) struct Guests<C> {
     places: Shares<Party>,
     all: BTreeMap<u64, Guest<C>>,
     numbers: u64,
+    /// The time that a connection may be idle between two requests.
+    idle_max: Duration,
 }
 
 #[derive(Debug)]
@@ -68,8 +67,8 @@ struct Guest<C> {
 }
 
 impl<C: Clone> Guests<C> {
-    pub(super) fn new(places: Shares<Party>) -> Self {
-        Self { places, all: BTreeMap::new(), numbers: 0 }
+    pub(super) fn new(places: Shares<Party>, idle_max: Duration) -> Self {
+        Self { places, all: BTreeMap::new(), numbers: 0, idle_max }
     }
 
     /// Adds a connection and returns its number and progress.
@@ -103,7 +102,7 @@ impl<C: Clone> Guests<C> {
             let (stage, since) = guest.progress.get();
             let limit = match stage {
                 Stage::Head => HEAD_MAX,
-                Stage::Idle => IDLE_MAX,
+                Stage::Idle => self.idle_max,
                 Stage::Busy => return None,
             };
             (now.saturating_sub(since) > limit).then(|| (stage, guest.closer.clone()))
@@ -126,7 +125,7 @@ mod tests {
 
     #[test]
     fn half_heads_and_idle_connections_are_overdue_at_their_own_times() {
-        let mut guests = Guests::new(Shares::quarters(100, 64));
+        let mut guests = Guests::new(Shares::quarters(100, 64), at(75));
         let progress: Vec<_> = ["half", "busy", "idle"].map(|name| guests.enter(at(0), &address(1), name).unwrap().1).into();
         progress[1].set(Stage::Busy, at(1));
         progress[2].set(Stage::Idle, at(5));
@@ -141,7 +140,7 @@ mod tests {
 
     #[test]
     fn the_oldest_half_head_gives_way_then_the_longest_idle_one_and_never_a_busy_one() {
-        let mut guests = Guests::new(Shares::new(4, 4));
+        let mut guests = Guests::new(Shares::new(4, 4), at(75));
         let mut enter = |now, last, name| guests.enter(at(now), &address(last), name).unwrap();
         let (_, idle) = enter(0, 1, "idle");
         let (_, busy) = enter(0, 1, "busy");
@@ -161,7 +160,7 @@ mod tests {
 
     #[test]
     fn one_address_cannot_have_every_connection() {
-        let mut guests = Guests::new(Shares::quarters(400, 0));
+        let mut guests = Guests::new(Shares::quarters(400, 0), at(75));
         (0..100).for_each(|_| drop(guests.enter(at(0), &address(1), ()).unwrap()));
         assert_eq!(guests.enter(at(0), &address(1), ()).unwrap_err(), Refused::Own);
         assert!(guests.enter(at(0), &address(2), ()).is_ok());

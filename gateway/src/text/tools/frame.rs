@@ -80,6 +80,16 @@ impl Frame {
         }
     }
 
+    /// Counts the characters that are held back and may be text.
+    pub(in super::super) fn held(&self) -> usize {
+        match &self.state {
+            State::Text => self.space.chars().count() + self.watch.held(),
+            State::Reading { reader, .. } if reader.said() => 0,
+            State::Opening { raw, .. } | State::Reading { raw, .. } => raw.chars().count(),
+            State::After { held, .. } => held.chars().count(),
+        }
+    }
+
     pub(in super::super) fn finish(&mut self, cut: bool, events: &mut Events) {
         // If the answer must consist of calls, the rest belongs to none.
         let forced = self.calls.forced_most.is_some();
