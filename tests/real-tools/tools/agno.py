@@ -22,7 +22,8 @@ def get_weather(city: str) -> str:
     return f"It is sunny in {city}, 12 degrees."
 
 
-given = {"id": os.environ["MODEL"], "base_url": os.environ["OPENAI_BASE_URL"], "api_key": os.environ["OPENAI_API_KEY"], "temperature": 0, "max_retries": 0}
+given = {"id": os.environ["MODEL"], "base_url": os.environ["OPENAI_BASE_URL"], "api_key": os.environ["OPENAI_API_KEY"]}
+given |= {"temperature": 0, "max_retries": 0}
 for model in OpenAILike(**given, max_tokens=100), OpenAIResponses(**given, max_output_tokens=100):
     cities.clear()
     agent = Agent(model=model, tools=[get_weather], tool_choice="required", tool_call_limit=1, telemetry=False)

@@ -6,6 +6,9 @@ import pathlib
 import subprocess
 
 REQUESTS = 6
+# Offline, it takes the name of a directory for one of a hub.
+for name in "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE":
+    os.environ.pop(name, None)
 for kind in "chat", "completions", "responses", "messages":
     command = ["aiperf", "profile", "--model", os.environ["MODEL"], "--url", os.environ["SERVER"], "--endpoint-type", kind, "--streaming"]
     command += ["--api-key", os.environ["OPENAI_API_KEY"], "--tokenizer", os.environ["TOKENIZER"], "--use-server-token-count"]

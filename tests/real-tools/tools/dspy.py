@@ -5,7 +5,8 @@ from typing import Literal
 
 import dspy
 
-lm = dspy.LM(f"openai/{os.environ['MODEL']}", api_base=os.environ["OPENAI_BASE_URL"], api_key="none", max_tokens=300, temperature=0, num_retries=0, cache=False)
+given = {"api_base": os.environ["OPENAI_BASE_URL"], "api_key": os.environ["OPENAI_API_KEY"], "max_tokens": 300, "temperature": 0}
+lm = dspy.LM(f"openai/{os.environ['MODEL']}", num_retries=0, cache=False, **given)
 cities = []
 
 

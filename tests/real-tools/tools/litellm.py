@@ -13,13 +13,13 @@ import openai
 CONFIG = f"""
 model_list:
   - model_name: chat
-    litellm_params: {{model: "hosted_vllm/{os.environ['MODEL']}", api_base: "{os.environ['SERVER']}/v1", api_key: none}}
+    litellm_params: {{model: "hosted_vllm/{os.environ['MODEL']}", api_base: "{os.environ['SERVER']}/v1", api_key: os.environ/OPENAI_API_KEY}}
   - model_name: openai
-    litellm_params: {{model: "openai/{os.environ['MODEL']}", api_base: "{os.environ['SERVER']}/v1", api_key: none}}
+    litellm_params: {{model: "openai/{os.environ['MODEL']}", api_base: "{os.environ['SERVER']}/v1", api_key: os.environ/OPENAI_API_KEY}}
   - model_name: embedder
-    litellm_params: {{model: "openai/embedder", api_base: "{os.environ['SERVER']}/v1", api_key: none}}
+    litellm_params: {{model: "openai/embedder", api_base: "{os.environ['SERVER']}/v1", api_key: os.environ/OPENAI_API_KEY}}
   - model_name: ranker
-    litellm_params: {{model: "hosted_vllm/ranker", api_base: "{os.environ['SERVER']}", api_key: none}}
+    litellm_params: {{model: "hosted_vllm/ranker", api_base: "{os.environ['SERVER']}", api_key: os.environ/OPENAI_API_KEY}}
 """
 TOOL = {
     "type": "object",

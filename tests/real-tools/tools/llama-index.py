@@ -22,7 +22,7 @@ def get_weather(city: str) -> str:
 model = OpenAILike(
     model=os.environ["MODEL"],
     api_base=os.environ["OPENAI_BASE_URL"],
-    api_key="none",
+    api_key=os.environ["OPENAI_API_KEY"],
     is_chat_model=True,
     is_function_calling_model=True,
     should_use_structured_outputs=True,
@@ -39,6 +39,6 @@ answer = model.chat_with_tools([FunctionTool.from_defaults(get_weather)], chat_h
 assert call.tool_name == "get_weather" and list(call.tool_kwargs) == ["city"], call
 person = model.as_structured_llm(Person).complete("Ada is 36.").raw
 assert isinstance(person, Person), person
-embedder = OpenAILikeEmbedding(model_name="embedder", api_base=os.environ["OPENAI_BASE_URL"], api_key="none")
+embedder = OpenAILikeEmbedding(model_name="embedder", api_base=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"])
 assert len(embedder.get_text_embedding_batch(["the sea", "a boat"])) == 2
 print(f"get_weather({call.tool_kwargs}), {person!r}")

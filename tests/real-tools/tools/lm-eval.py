@@ -28,8 +28,8 @@ metric_list: [{metric: acc}]
 def evaluate(model, path, task, *flags, **options):
     given = {"model": os.environ["MODEL"], "base_url": f"{os.environ['SERVER']}/v1{path}", "max_retries": 1, **options}
     arguments = ",".join(f"{key}={value}" for key, value in given.items())
-    command = ["lm_eval", "run", "--model", model, "--model_args", arguments, "--tasks", task, "--include_path", "tasks", "--output_path", task, *flags]
-    subprocess.run(command, check=True)
+    command = ["lm_eval", "run", "--model", model, "--model_args", arguments, "--tasks", task, "--include_path", "tasks", "--output_path", task]
+    subprocess.run([*command, *flags], check=True)
     (report,) = pathlib.Path(task).rglob("results_*.json")
     return json.loads(report.read_text())["results"][task]
 
@@ -39,5 +39,5 @@ pathlib.Path("questions.jsonl").write_text("".join(json.dumps({"question": q, "a
 pathlib.Path("tasks/generated.yaml").write_text(TASK.format(task="generated", kind="generate_until") + GENERATED)
 pathlib.Path("tasks/chosen.yaml").write_text(TASK.format(task="chosen", kind="multiple_choice") + CHOSEN)
 generated = evaluate("local-chat-completions", "/chat/completions", "generated", "--apply_chat_template")
-chosen = evaluate("local-completions", "/completions", "chosen", tokenizer=os.environ["TOKENIZER"], tokenized_requests=True, batch_size=4)
+chosen = evaluate("local-completions", "/completions", "chosen", "--batch_size", "4", tokenizer=os.environ["TOKENIZER"])
 print(f"exact_match {generated['exact_match,none']:.2f}, acc {chosen['acc,none']:.2f} of {len(QUESTIONS)} questions")

@@ -11,7 +11,9 @@ SCHEMA = {
     "required": ["city", "country"],
     "additionalProperties": False,
 }
-TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
+IS_RIGHT = "Array.isArray(output) ? output[0].function.name === 'get_weather' : 'country' in output"
 
 
 def provider(label, **config):
@@ -24,7 +26,7 @@ pathlib.Path("promptfooconfig.json").write_text(json.dumps({
     "prompts": ["Which country is {{city}} in? Answer as JSON with city and country."],
     "providers": [provider("schema", response_format=form), provider("tool", tools=[TOOL], tool_choice="required")],
     "tests": [{"vars": {"city": city}} for city in ("Oslo", "Lima")],
-    "defaultTest": {"assert": [{"type": "javascript", "value": "Array.isArray(output) ? output[0].function.name === 'get_weather' : 'country' in output"}]},
+    "defaultTest": {"assert": [{"type": "javascript", "value": IS_RIGHT}]},
 }))
 done = subprocess.run(["promptfoo", "eval", "--no-cache", "--output", "results.json", "--no-progress-bar"])
 results = json.loads(pathlib.Path("results.json").read_text())["results"]

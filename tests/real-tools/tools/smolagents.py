@@ -18,7 +18,7 @@ def get_weather(city: str) -> str:
     return f"It is sunny in {city}, 12 degrees."
 
 
-model = OpenAIServerModel(os.environ["MODEL"], api_base=os.environ["OPENAI_BASE_URL"], api_key="none", max_tokens=200, temperature=0)
+model = OpenAIServerModel(os.environ["MODEL"], api_base=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"], max_tokens=200, temperature=0)
 agent = ToolCallingAgent([get_weather], model, max_steps=3)
 result = agent.run("What is the weather in Oslo?", return_full_result=True)
 calls = [call for step in result.steps for call in step.get("tool_calls") or []]
