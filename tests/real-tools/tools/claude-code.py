@@ -8,6 +8,7 @@ os.environ |= {
     "ANTHROPIC_MODEL": os.environ["MODEL"],
     "ANTHROPIC_SMALL_FAST_MODEL": os.environ["MODEL"],
     "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "512",
+    "CLAUDE_CODE_MAX_CONTEXT_TOKENS": os.environ["WINDOW"],
 }
 
 

@@ -20,24 +20,22 @@ class Trip(pydantic.BaseModel):
     cities: list[City] = pydantic.Field(min_length=1, max_length=2)
 
 
-ASK = {
+ask = {
     "model": os.environ["MODEL"],
     "messages": [{"role": "user", "content": "Ada goes to Oslo in Norway by ship, for 5 days. Which trip is that?"}],
     "max_tokens": 200,
     "temperature": 0,
     "max_retries": 0,
 }
-for mode in instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT, instructor.Mode.JSON_SCHEMA, instructor.Mode.PARALLEL_TOOLS:
-    client = instructor.from_openai(openai.OpenAI(), mode=mode)
-    if mode is instructor.Mode.PARALLEL_TOOLS:
-        from collections.abc import Iterable
-
-        trips = list(client.chat.completions.create(response_model=Iterable[Trip], tool_choice="required", **ASK))
-        assert trips and all(isinstance(trip, Trip) for trip in trips), trips
-    else:
-        trip = client.chat.completions.create(response_model=Trip, **ASK)
-        assert isinstance(trip, Trip), trip
+for mode in instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT, instructor.Mode.JSON_SCHEMA:
+    trip = instructor.from_openai(openai.OpenAI(), mode=mode).chat.completions.create(response_model=Trip, **ask)
+    assert isinstance(trip, Trip), trip
 partial = None
-for partial in instructor.from_openai(openai.OpenAI()).chat.completions.create_partial(response_model=Trip, **ASK):
+for partial in instructor.from_openai(openai.OpenAI()).chat.completions.create_partial(response_model=Trip, **ask):
     pass
-print(Trip.model_validate(partial.model_dump()))
+assert Trip.model_validate(partial.model_dump())
+by_responses = instructor.from_openai(openai.OpenAI(), mode=instructor.Mode.RESPONSES_TOOLS)
+ask["max_output_tokens"] = ask.pop("max_tokens")
+trip = by_responses.create(response_model=Trip, **ask)
+assert isinstance(trip, Trip), trip
+print(trip)

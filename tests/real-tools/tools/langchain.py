@@ -32,7 +32,7 @@ for by_responses in False, True:
         person = model.with_structured_output(Person, method=method).invoke("Ada is 36.")
         assert isinstance(person, Person), person
     whole = None
-    for chunk in model.stream("Say hello.", stream_usage=True):
+    for chunk in model.stream("Say hello.", **({} if by_responses else {"stream_usage": True})):
         whole = chunk if whole is None else whole + chunk
     assert whole.text and whole.usage_metadata["output_tokens"] > 0, whole
     seen.append(f"{'responses' if by_responses else 'chat'}: {call['name']}({call['args']}), {person!r}")
