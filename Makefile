@@ -4,6 +4,7 @@
 #   make build   every program, the bench too
 #   make test    every test but those that need other tools (make test-all): Rust, then the official OpenAI client and a browser against real clusters
 #   make real    a fixed set of requests to a trained model of yours   (make real MODEL=model.gguf)
+#   make real-tools   clients, frameworks, benchmarks and agents as users install them, each against a cluster   (make real-tools MODEL=model.gguf)
 #   make sim-faults    a simulated cluster under faults, by seeds   (make sim-faults SEEDS=10000)
 #   make fuzz    kernels at random shapes: the same bits on every instruction set, in any cut   (make fuzz CASES=100000)
 #   make fuzz-inputs   everything that comes from outside, made odd: no panic, no hang, no memory without bound   (make fuzz-inputs MINUTES=60)
@@ -83,6 +84,11 @@ test-rocksdb: setup-build setup-rocksdb
 .PHONY: real
 real: programs
 	python3 bench/real.py $(TARGET)/release/tidemill "$(MODEL)" $(PARTS)
+
+# Some 20 GB of packages, once, in target/real-tools; the network is needed for these only.   (make real-tools MODEL=qwen.gguf TOOLS="codex aider")
+.PHONY: real-tools
+real-tools: programs
+	tests/real-tools/run --program $(TARGET)/release/tidemill $(if $(MODEL),--model "$(MODEL)") $(TOOLS)
 
 # What `make test` does for a few dozen shapes, for as many as one has the time for. Failures are kept, shrunk, and tried first next time.
 CASES ?= 5000
