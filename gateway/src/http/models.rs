@@ -73,7 +73,6 @@ fn page(ids: &[&str], PageQuery { limit, after_id, before_id }: &PageQuery) -> R
 }
 
 /// `GET /v1/models/{id}`.
-
 pub async fn one(Client(gateway): Client, Path(id): Path<String>) -> Result<Json<Model>, ApiError> {
     let routed = gateway.routed_names().into_iter().find(|(name, _)| *name == id).and_then(|(_, models)| shortest(models));
     match routed {
