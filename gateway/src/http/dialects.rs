@@ -21,9 +21,6 @@ use serde_json::{Value, json};
 use std::{fs, path::Path};
 use tidemill_grammar::{compiler::json_schema, schema::Terms};
 
-/// Fields that are read beyond the parsers that are called here.
-const READ_LATER: [&str; 1] = ["thinking_token_budget"];
-
 /// The fields without which an endpoint refuses a body.
 fn least(door: Door) -> Value {
     match door {
@@ -89,7 +86,6 @@ fn fault(Row { name, fate, .. }: &Row, door: Door) -> Option<&'static str> {
     let sent = |value: &Value| read(door, &with(door, name, value));
     let is_named = |value: &Value| sent(value).is_err_and(|error| names(&error, name));
     match fate {
-        Fate::Read | Fate::As(_) if READ_LATER.contains(name) => None,
         Fate::Read | Fate::As(_) => (!odd().iter().any(is_named)).then_some("it takes anything, so nobody reads it"),
         Fate::Refused { .. } => (!is_named(&json!("odd"))).then_some("it is not refused by name"),
         Fate::Harmless(_) => {
