@@ -68,7 +68,10 @@ async fn a_budget_that_breaks_a_rule_is_refused_by_name() {
         ("/v1/completions", json!({"prompt": "Hello", "thinking_token_budget": 5}), "thinking_token_budget"),
     ] {
         let (status, answer) = cluster.ask(path, asked(path, more.clone())).await;
-        assert!(status == 400 && answer["error"]["message"].as_str().unwrap().starts_with(&format!("`{param}`")), "{path} {more}: {answer}");
+        assert!(
+            status == 400 && answer["error"]["message"].as_str().unwrap().starts_with(&format!("`{param}`")),
+            "{path} {more}: {answer}"
+        );
     }
     cluster.stop().await;
 }
