@@ -1,4 +1,4 @@
-"""EvalScope: benchmarks of streamed chats and of completions, and questions with choices by three protocols."""
+"""EvalScope: benchmarks of streamed chats and of completions, and questions with choices by chat and responses."""
 
 import json
 import os
@@ -21,9 +21,9 @@ pathlib.Path("questions").mkdir()
 pathlib.Path("questions/default_val.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
 dataset = json.dumps({"general_mcq": {"local_path": "questions"}})
 scores = {}
-URLS = {"openai_api": os.environ["OPENAI_BASE_URL"], "openai_responses_api": os.environ["OPENAI_BASE_URL"], "anthropic_api": os.environ["SERVER"]}
-for kind, url in URLS.items():
-    command = ["evalscope", "eval", *API, "--api-url", url, "--eval-type", kind, "--datasets", "general_mcq", "--dataset-args", dataset]
+for kind in "openai_api", "openai_responses_api":
+    command = ["evalscope", "eval", *API, "--api-url", os.environ["OPENAI_BASE_URL"], "--eval-type", kind]
+    command += ["--datasets", "general_mcq", "--dataset-args", dataset]
     command += ["--generation-config", json.dumps({"max_tokens": 30, "temperature": 0}), "--work-dir", kind, "--no-timestamp"]
     subprocess.run(command, check=True)
     (report,) = pathlib.Path(kind, "reports").rglob("*.json")

@@ -24,12 +24,12 @@ def get_weather():
 
 
 samples = [Sample(input=f"What is the weather in {city}?", target="12") for city in ("Oslo", "Lima")]
-called = Task(dataset=samples, solver=[use_tools(get_weather(), tool_choice="any"), generate(tool_calls="single")], scorer=includes())
+task = Task(dataset=samples, solver=[use_tools(get_weather(), tool_choice="any"), generate(tool_calls="single")], scorer=includes())
 config = GenerateConfig(max_tokens=100, temperature=0, max_retries=0)
 calls = []
 for by_responses in False, True:
     model = get_model(f"openai/{os.environ['MODEL']}", responses_api=by_responses, config=config)
-    (log,) = eval(called, model=model, display="none", log_dir="logs")
+    (log,) = eval(task, model=model, display="none", log_dir="logs")
     assert log.status == "success", log.error
     for sample in log.samples:
         (_, called, answered, *_) = sample.messages

@@ -28,6 +28,7 @@ TOOL = {
     "additionalProperties": False,
 }
 READY_S = 180
+KEY = "sk-of-the-proxy"
 ask = {"max_tokens": 60, "messages": [{"role": "user", "content": "What is the weather in Oslo?"}]}
 
 
@@ -48,9 +49,10 @@ def wait_for(url):
 
 pathlib.Path("config.yaml").write_text(CONFIG)
 url = f"http://127.0.0.1:{free_port()}"
-proxy = subprocess.Popen(["litellm", "--config", "config.yaml", "--host", "127.0.0.1", "--port", url.rsplit(":", 1)[1]])
+command = ["litellm", "--config", "config.yaml", "--host", "127.0.0.1", "--port", url.rsplit(":", 1)[1]]
+proxy = subprocess.Popen(command, env=os.environ | {"LITELLM_MASTER_KEY": KEY})
 wait_for(f"{url}/health/liveliness")
-client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0)
 calls = 0
 for model in "chat", "openai":
     whole = client.chat.completions.create(model=model, **ask)
@@ -63,7 +65,7 @@ for model in "chat", "openai":
     calls += len(called.tool_calls)
     response = client.responses.create(model=model, input="Say hello.", max_output_tokens=20)
     assert response.output_text, response
-message = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0).messages.create(
+message = anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0).messages.create(
     model="chat", **ask, tools=[{"name": "get_weather", "input_schema": TOOL}], tool_choice={"type": "any"}
 )
 assert message.content[-1].type == "tool_use" and list(message.content[-1].input) == ["city"], message

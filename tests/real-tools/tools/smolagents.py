@@ -21,6 +21,5 @@ def get_weather(city: str) -> str:
 model = OpenAIServerModel(os.environ["MODEL"], api_base=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"], max_tokens=200, temperature=0)
 agent = ToolCallingAgent([get_weather], model, max_steps=3)
 result = agent.run("What is the weather in Oslo?", return_full_result=True)
-calls = [call for step in result.steps for call in step.get("tool_calls") or []]
-assert calls, result
-print(f"{len(calls)} calls, the first {calls[0]}; {result.state}")
+assert cities and result.state in ("success", "max_steps_error"), result.state
+print(f"get_weather for {cities}; {result.state}")
