@@ -671,7 +671,7 @@ fn escaped(key: &str) -> String {
 }
 
 /// A JSON pointer in the usual notation of paths: `.properties.a.anyOf[2]`.
-fn path_of(place: &str) -> String {
+pub fn path_of(place: &str) -> String {
     let mut path = String::new();
     for part in place.split('/').skip(1) {
         let part = part.replace("~1", "/").replace("~0", "~");

@@ -57,8 +57,10 @@ impl Arguments {
             values: reader.all_of(places),
         });
         let parameters: Vec<_> = parameters.collect();
-        let loose = object.loose().map(|place| SchemaError { path: path_of(place), problem: LOOSE.into() });
-        Self { open: parameters.is_empty() && !object.names_all, parameters, loose }
+        let open = parameters.is_empty() && !object.names_all;
+        let others = object.others.first().filter(|_| open);
+        let loose = object.loose().or(others).map(|place| SchemaError { path: path_of(place), problem: LOOSE.into() });
+        Self { parameters, open, loose }
     }
 
     pub fn parameter(&self, name: &str) -> Option<&Parameter> {
@@ -101,7 +103,7 @@ impl Object {
         let Some(schema) = references.root().pointer(place).and_then(Value::as_object) else { return };
         let properties = schema.get("properties").and_then(Value::as_object);
         let Some(left) = self.left.checked_sub(1 + schema.len() + properties.map_or(0, Map::len)).filter(|_| depth > 0) else {
-            return drop(self.several.get_or_insert(place.to_owned()));
+            return self.add_loose(place.to_owned());
         };
         self.left = left;
         self.members += usize::from(properties.is_some());
@@ -110,7 +112,7 @@ impl Object {
             match (key.as_str(), value) {
                 ("$ref", Value::String(reference)) => match references.place_of(reference) {
                     Some(target) => self.add(references, &target, depth - 1),
-                    None => drop(self.several.get_or_insert(at)),
+                    None => self.add_loose(at),
                 },
                 ("allOf", Value::Array(list)) => {
                     (0..list.len()).for_each(|i| self.add(references, &format!("{at}/{i}"), depth - 1));
@@ -152,6 +154,10 @@ impl Object {
         self.several.as_ref().or(least).or(closed)
     }
 
+    fn add_loose(&mut self, place: String) {
+        self.several.get_or_insert(place);
+    }
+
     fn constrain(&mut self, key: &str, value: &Value, at: String) {
         match key {
             "additionalProperties" | "unevaluatedProperties" if !is_anything(value) => {
@@ -167,10 +173,8 @@ impl Object {
                     self.least = Some((least, at));
                 }
             }
-            "anyOf" | "oneOf" | "not" | "if" | "enum" | "const" | "maxProperties" | "propertyNames" => drop(self.several.get_or_insert(at)),
-            "patternProperties" | "dependentRequired" | "dependentSchemas" | "dependencies" if !is_anything(value) => {
-                drop(self.several.get_or_insert(at))
-            }
+            "anyOf" | "oneOf" | "not" | "if" | "enum" | "const" | "maxProperties" | "propertyNames" => self.add_loose(at),
+            "patternProperties" | "dependentRequired" | "dependentSchemas" | "dependencies" if !is_anything(value) => self.add_loose(at),
             _ => {}
         }
     }
