@@ -10,7 +10,7 @@
 mod text;
 mod value;
 
-pub use value::{Outline, Texts};
+pub use value::{Effort, Outline, Texts};
 
 use super::{DEPTH_MAX, SchemaError, count, escaped, is_anything, path_of, references::References};
 use serde_json::{Map, Value};

@@ -13,13 +13,35 @@ use tidemill_grammar::{
     lark::literal,
     schema::{
         SchemaError,
-        outline::{Arguments, Parameter, Texts},
+        outline::{Arguments, Effort, Parameter, Texts},
+        path_of,
     },
 };
 
 /// Checks parts of a schema of a tool that may be strict, and writes them for the compiler. A part is the schemas at some places, pointers
 /// into the schema, all of which apply to one value.
 pub(super) type PrepareSchema<'a> = &'a mut dyn FnMut(&Value, &[Vec<String>], bool) -> Result<Vec<String>, GrammarError>;
+
+/// The work of one grammar on its tools' schemas.
+pub(super) struct Preparing<'a> {
+    prepare: PrepareSchema<'a>,
+    effort: Effort,
+}
+
+impl<'a> Preparing<'a> {
+    pub(super) fn new(prepare: PrepareSchema<'a>) -> Self {
+        Self { prepare, effort: Effort::default() }
+    }
+
+    /// The schema as a whole.
+    pub(super) fn whole(&mut self, schema: &Value, strict: bool) -> Result<String, GrammarError> {
+        self.parts(schema, &[vec![String::new()]], strict).map(|parts| parts.concat())
+    }
+
+    fn parts(&mut self, schema: &Value, parts: &[Vec<String>], strict: bool) -> Result<Vec<String>, GrammarError> {
+        (self.prepare)(schema, parts, strict)
+    }
+}
 
 /// A notation of arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +68,9 @@ const BEYOND_TAG_END: &str = r"/(.|\n)*\n<\/parameter>\n(.|\n)+/";
 /// The maximum length of a parameter's name.
 const NAME_BYTES_MAX: usize = 256;
 
+const LOOSE: &str = "its values are plain text in this model's notation of calls, in which its constraints cannot be kept, and the tool is \
+                     strict: allow any string, or make it a string with an `enum` or a simple `pattern`, or no string";
+
 /// The grammar of a parameter's value.
 enum Form {
     Json,
@@ -56,8 +81,9 @@ enum Form {
 
 impl Writer {
     /// Writes the rules. Returns the name of the first, and all of them.
-    pub(super) fn rules(self, schema: &Value, prepare: PrepareSchema<'_>) -> Result<(String, String), GrammarError> {
+    pub(super) fn rules(self, schema: &Value, preparing: &mut Preparing<'_>) -> Result<(String, String), GrammarError> {
         let Self { tool, strict, .. } = self;
+        check_size(schema.to_string().len())?;
         let arguments = Arguments::of(schema);
         if let Some(loose) = arguments.loose.filter(|_| strict) {
             return Err(loose.into());
@@ -65,15 +91,15 @@ impl Writer {
         let mut forms = Vec::new();
         for parameter in &arguments.parameters {
             if self.can_write(&parameter.name) {
-                forms.push((parameter, self.form(parameter)?));
+                forms.push((parameter, self.form(parameter, &mut preparing.effort)?));
             } else if strict {
-                return Err(unkept(parameter, "this model's notation of calls cannot write its name").into());
+                return Err(unkept(parameter, "this model's notation of calls cannot write its name, and the tool is strict").into());
             }
         }
         // The whole is checked as well, so that refusals do not depend on the notation.
         let json = forms.iter().filter(|(_, form)| matches!(form, Form::Json)).map(|(parameter, _)| parameter.places.clone());
         let parts: Vec<_> = [vec![String::new()]].into_iter().chain(json).collect();
-        let mut prepared = prepare(schema, &parts, strict)?.into_iter().skip(1);
+        let mut prepared = preparing.parts(schema, &parts, strict)?.into_iter().skip(1);
         let mut lark = String::new();
         for (n, (parameter, form)) in forms.iter().enumerate() {
             let json = if matches!(form, Form::Json) { prepared.next().unwrap_or_default() } else { String::new() };
@@ -82,7 +108,7 @@ impl Writer {
             check_size(lark.len())?;
         }
         match arguments.open {
-            true => self.open(prepare, &mut lark)?,
+            true => self.open(preparing, &mut lark)?,
             false => {
                 let end = forms.len();
                 let _ = writeln!(lark, "first_{tool}_{end}: \"\"\nnext_{tool}_{end}: \"\"");
@@ -91,22 +117,19 @@ impl Writer {
         Ok((format!("first_{tool}_0"), lark))
     }
 
-    fn form(self, parameter: &Parameter) -> Result<Form, SchemaError> {
+    fn form(self, parameter: &Parameter, effort: &mut Effort) -> Result<Form, SchemaError> {
         if self.notation == Notation::Python {
             return Ok(Form::Json);
         }
-        Ok(match parameter.values.texts() {
-            Texts::Json => Form::Json,
-            Texts::Any => Form::Text,
-            Texts::Few(texts) => Form::Few(texts),
-            Texts::Terminal(terminal) if self.strict => Form::Terminal(terminal),
-            Texts::Loose if self.strict => {
-                let problem = "its values are plain text in this model's notation of calls, in which its constraints cannot be kept, and the \
-                               tool is strict: allow any string, or make it a string with an `enum` or a simple `pattern`, or no string";
-                return Err(unkept(parameter, problem));
-            }
-            Texts::Terminal(_) | Texts::Loose => Form::Text,
-        })
+        let texts = parameter.values.texts();
+        let terminal = if texts == Texts::Terminal && self.strict { parameter.values.terminal(effort) } else { None };
+        match (texts, terminal) {
+            (Texts::Json, _) => Ok(Form::Json),
+            (Texts::Few(texts), _) => Ok(Form::Few(texts)),
+            (_, Some(terminal)) => Ok(Form::Terminal(terminal)),
+            (Texts::Loose | Texts::Terminal, None) if self.strict => Err(unkept(parameter, LOOSE)),
+            (Texts::Any | Texts::Loose | Texts::Terminal, None) => Ok(Form::Text),
+        }
     }
 
     fn can_write(self, name: &str) -> bool {
@@ -148,11 +171,11 @@ impl Writer {
     }
 
     /// Writes the rules for any arguments.
-    fn open(self, prepare: PrepareSchema<'_>, lark: &mut String) -> Result<(), GrammarError> {
+    fn open(self, preparing: &mut Preparing<'_>, lark: &mut String) -> Result<(), GrammarError> {
         let tool = self.tool;
         let _ = match self.notation {
             Notation::Python => {
-                let json = prepare(&json!({}), &[vec![String::new()]], false)?.concat();
+                let json = preparing.whole(&json!({}), false)?;
                 self.value(&tool.to_string(), &Form::Json, &json, lark);
                 writeln!(lark, "first_{tool}_0: (open_{tool} (\", \" open_{tool})*)?\nopen_{tool}: NAME_{tool} \"=\" value_{tool}")
             }
@@ -168,11 +191,8 @@ impl Writer {
 
 /// The error of a parameter whose values cannot be kept.
 fn unkept(parameter: &Parameter, problem: &str) -> SchemaError {
-    let path = match parameter.places.first() {
-        Some(place) => tidemill_grammar::schema::path_of(place),
-        None => format!(".required ({})", parameter.name),
-    };
-    SchemaError { path, problem: problem.to_owned() }
+    let path = parameter.places.first().map_or_else(|| ".required".to_owned(), |place| path_of(place));
+    SchemaError { path, problem: format!("`{}`: {problem}", parameter.name) }
 }
 
 #[cfg(test)]
@@ -183,7 +203,7 @@ mod tests {
         let prepare = &mut |schema: &Value, parts: &[Vec<String>], _: bool| {
             Ok(parts.iter().map(|places| places.iter().map(|place| schema.pointer(place).unwrap().to_string()).collect()).collect())
         };
-        Writer { notation, tool: 0, strict }.rules(schema, prepare)
+        Writer { notation, tool: 0, strict }.rules(schema, &mut Preparing::new(prepare))
     }
 
     #[test]

@@ -30,6 +30,15 @@ impl Text {
                 let b: HashSet<String> = b.into_iter().collect();
                 Self::Values(a.into_iter().filter(|value| b.contains(value)).collect())
             }
+            // As everywhere, values win over formats.
+            (values @ Self::Values(_), Self::Format(_)) | (Self::Format(_), values @ Self::Values(_)) => values,
+            (Self::Values(values), Self::Length { least, most }) | (Self::Length { least, most }, Self::Values(values)) => {
+                let fits = |value: &String| {
+                    let length = value.chars().count() as u64;
+                    least <= length && most.is_none_or(|most| length <= most)
+                };
+                Self::Values(values.into_iter().filter(fits).collect())
+            }
             (Self::All(mut all), Self::All(more)) => {
                 all.extend(more);
                 Self::All(all)
@@ -71,7 +80,7 @@ impl Text {
                 format!("/(?s:.{{{least},{}}})/", most.map(|most| most.to_string()).unwrap_or_default())
             }
             Self::All(all) => {
-                // As everywhere, patterns and values win over formats.
+                // So do patterns.
                 let decided = all.iter().any(|text| matches!(text, Self::Pattern(_) | Self::Values(_)));
                 let all = all.iter().filter(|text| !(decided && matches!(text, Self::Format(_))));
                 joined(all.map(|text| text.terminal(work)).collect::<Option<_>>()?, " & ")
@@ -89,6 +98,7 @@ pub(super) fn joined(terminals: Vec<String>, by: &str) -> String {
 
 /// The terminal for the texts in which a pattern matches somewhere.
 fn searched(pattern: &str, work: &mut expression::Work) -> Option<String> {
+    work.pay(pattern.len())?;
     let patterns = match expression::looks_around(pattern) {
         true => expression::without_look_around(pattern, work)?,
         false => vec![pattern.to_owned()],

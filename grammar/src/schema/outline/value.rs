@@ -9,6 +9,9 @@ use crate::{expression, lark, numbers};
 use serde_json::Value;
 use std::collections::HashSet;
 
+/// The most steps of rewriting patterns for one request, which take about thirty milliseconds.
+const TRANSITIONS_MAX: usize = 1 << 16;
+
 /// Types, as a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Types(u8);
@@ -89,10 +92,20 @@ pub enum Texts {
     Any,
     /// One of these.
     Few(Vec<String>),
-    /// The texts of a terminal in llguidance's Lark.
-    Terminal(String),
+    /// Those of [a terminal](Outline::terminal), if there is one; else any text stands for a value, which may not be allowed.
+    Terminal,
     /// Texts that are not known exactly: any text stands for a value, which may not be allowed.
     Loose,
+}
+
+/// The work that writing terminals may take, for one request.
+#[derive(Debug)]
+pub struct Effort(expression::Work);
+
+impl Default for Effort {
+    fn default() -> Self {
+        Self(expression::Work::of(TRANSITIONS_MAX))
+    }
 }
 
 impl Outline {
@@ -128,19 +141,23 @@ impl Outline {
         let rest = self.types.without(Types::STRING);
         match (&self.text, &self.values) {
             (Text::Values(texts), _) if rest == Types::NONE && !texts.is_empty() => Texts::Few(texts.clone()),
-            (Text::Values(texts), Some(values)) => {
+            (Text::Values(texts), Some(values)) if !rest.has(self.constrained) => {
                 let values = values.iter().filter(|value| rest.has(Types::of(value)));
                 Texts::Few(texts.iter().cloned().chain(values.map(Value::to_string)).collect())
             }
             _ if rest.without(self.free()) != Types::NONE => Texts::Loose,
             (Text::Any, _) => Texts::Any,
+            (Text::Loose, _) => Texts::Loose,
             // Lists and objects are no expressions.
             _ if rest.has(Types::ARRAY.or(Types::OBJECT)) => Texts::Loose,
-            (text, _) => match text.terminal(&mut expression::Work::default()) {
-                Some(terminal) => Texts::Terminal(joined([terminal].into_iter().chain(scalars(rest)).collect(), " | ")),
-                None => Texts::Loose,
-            },
+            _ => Texts::Terminal,
         }
+    }
+
+    /// The terminal, in llguidance's Lark, of the texts that stand for the values, or `None` if there is none, or finding it takes too much.
+    pub fn terminal(&self, effort: &mut Effort) -> Option<String> {
+        let text = self.text.terminal(&mut effort.0)?;
+        Some(joined([text].into_iter().chain(scalars(self.types.without(Types::STRING))).collect(), " | "))
     }
 
     /// The types, apart from strings, of which all values are allowed.
@@ -176,7 +193,10 @@ impl Outline {
             }
             _ => None,
         };
-        let constrained = types.without(Types::STRING).without(free);
+        let constrained = match values {
+            Some(_) => self.constrained.or(other.constrained),
+            None => types.without(Types::STRING).without(free),
+        };
         let have_text = [self.types, other.types].map(|types| types.has(Types::STRING));
         let text = match have_text.into() {
             (true, true) => self.text.or(other.text),
@@ -238,10 +258,13 @@ impl<'r, 'a> Reader<'r, 'a> {
     fn one_of(&mut self, options: &'a [Value], depth: usize) -> Outline {
         let options: Vec<_> = options.iter().map(|option| self.outline(option, depth)).collect();
         let shared = shared(&options);
-        let are_few = options.iter().all(|option| matches!(option.text, Text::Values(_)));
+        let are_few = options.iter().all(|option| option.values.is_some() && matches!(option.text, Text::Values(_)));
         let any = options.into_iter().reduce(Outline::or).unwrap_or(Outline::UNKNOWN);
+        if are_few {
+            return any;
+        }
         // What matches two options is not allowed.
-        let text = if shared.has(Types::STRING) && !are_few { Text::Loose } else { any.text };
+        let text = if shared.has(Types::STRING) { Text::Loose } else { any.text };
         Outline { text, constrained: any.constrained.or(shared.without(Types::STRING)), ..any }
     }
 
@@ -303,4 +326,92 @@ fn few(values: &[Value]) -> Outline {
     let texts = values.iter().filter_map(Value::as_str).map(str::to_owned).collect();
     let others = values.iter().filter(|value| !value.is_string()).cloned().collect();
     Outline { types, text: Text::Values(texts), values: Some(others), constrained: Types::NONE }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn outline(schema: Value) -> Outline {
+        let root =
+            json!({"p": schema, "$defs": {"E": {"enum": ["a", "b"]}, "L": {"$ref": "#/$defs/L"}, "S": {"$anchor": "s", "type": "string"}}});
+        Reader::new(&References::new(&root)).all_of(&["/p".to_owned()])
+    }
+
+    fn few(texts: &[&str]) -> Texts {
+        Texts::Few(texts.iter().map(|text| (*text).to_owned()).collect())
+    }
+
+    #[test]
+    fn texts_follow_from_types_values_and_references() {
+        for (schema, texts) in [
+            (json!({}), Texts::Any),
+            (json!(true), Texts::Any),
+            (json!(false), Texts::Json),
+            (json!({"type": "integer", "minimum": 3}), Texts::Json),
+            (json!({"type": "string", "title": "t", "format": "password"}), Texts::Any),
+            (json!({"$ref": "#s"}), Texts::Any),
+            (json!({"type": ["string", "null", "number", "array"]}), Texts::Any),
+            (json!({"$ref": "#/$defs/E"}), few(&["a", "b"])),
+            (json!({"allOf": [{"$ref": "#/$defs/E"}, {"enum": ["b", "c"]}]}), few(&["b"])),
+            (json!({"anyOf": [{"$ref": "#/$defs/E"}, {"const": 1}, {"type": "null", "enum": [null]}]}), few(&["a", "b", "1", "null"])),
+            (json!({"enum": ["a", "abc", 7], "maxLength": 2, "format": "date"}), few(&["a", "7"])),
+            (json!({"enum": ["a", 7], "minimum": 8}), Texts::Loose),
+            (json!({"enum": ["a", 7], "type": "string"}), few(&["a"])),
+            (json!({"anyOf": [{"type": "string"}, {"const": null}]}), Texts::Any),
+            (json!({"anyOf": [{"type": "string"}, {"const": 5}]}), Texts::Loose),
+            (json!({"anyOf": [{"type": "string"}, {"type": "object", "required": ["a"]}]}), Texts::Loose),
+            (json!({"anyOf": [{"type": "string", "maxLength": 3}, {"type": "string"}]}), Texts::Any),
+            (json!({"oneOf": [{"type": "string", "maxLength": 3}, {"type": "string"}]}), Texts::Loose),
+            (json!({"oneOf": [{"type": "string"}, {"type": "null"}]}), Texts::Any),
+            (json!({"not": {"const": "a"}}), Texts::Loose),
+            (json!({"$ref": "#/$defs/L"}), Texts::Loose),
+            (json!({"$ref": "#/$defs/none"}), Texts::Loose),
+            (json!({"type": "string", "maxLength": 3}), Texts::Terminal),
+        ] {
+            assert_eq!(outline(schema.clone()).texts(), texts, "{schema}");
+        }
+    }
+
+    #[test]
+    fn patterns_lengths_and_scalars_are_terminals() {
+        let formats = ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
+        for format in formats {
+            assert!(outline(json!({"type": "string", "format": format})).terminal(&mut Effort::default()).is_some(), "{format}");
+        }
+        for (schema, terminal) in [
+            (json!({"type": "string", "maxLength": 3}), Some("(/(?s:.{0,3})/)")),
+            (json!({"type": "string", "pattern": "b", "format": "date"}), Some(r"(((/(.|\n)*(?:b)(.|\n)*/)))")),
+            (
+                json!({"anyOf": [{"type": "string", "pattern": "^a/$"}, {"type": ["null", "boolean"]}]}),
+                Some(r#"((/(?:a\/)/) | "null" | /true|false/)"#),
+            ),
+            (json!({"type": "string", "pattern": "(?<=a)b"}), None),
+            (json!({"type": "string", "format": "iri"}), None),
+        ] {
+            assert_eq!(outline(schema.clone()).terminal(&mut Effort::default()).as_deref(), terminal, "{schema}");
+        }
+        let long = outline(json!({"type": "string", "pattern": "a".repeat(40_000)}));
+        let mut effort = Effort::default();
+        assert!(long.terminal(&mut effort).is_some() && long.terminal(&mut effort).is_none(), "one request has so much work");
+    }
+
+    #[test]
+    fn values_that_are_no_strings_are_told_by_type_and_by_list() {
+        let values = outline(json!({"anyOf": [{"const": "1"}, {"enum": [2, 2.5, null]}]}));
+        assert!(values.allows(&json!(2.0)) && values.allows(&json!(null)) && !values.allows(&json!(1)) && !values.is_text());
+        let types = outline(json!({"type": ["string", "integer"]}));
+        assert!(types.allows(&json!(7)) && !types.allows(&json!(7.5)) && !types.allows(&json!(null)) && types.allows_text());
+    }
+
+    /// References to parts within parts would take for ever.
+    #[test]
+    fn schemas_that_multiply_themselves_are_left_after_some_work() {
+        let link = |n: usize| (format!("d{n}"), json!({"anyOf": vec![json!({"$ref": format!("#/$defs/d{}", n + 1)}); 10]}));
+        let mut definitions: serde_json::Map<_, _> = (0..12).map(link).collect();
+        definitions.insert("d12".into(), json!({"enum": (0..900).collect::<Vec<_>>()}));
+        let schema = json!({"properties": {"p": {"$ref": "#/$defs/d0"}}, "$defs": definitions});
+        assert_eq!(super::super::Arguments::of(&schema).parameters[0].values.texts(), Texts::Loose);
+    }
 }
