@@ -474,8 +474,8 @@ mod tests {
         let thought = Thought::after(&template, "");
         let format = ToolFormat::of(&template).unwrap();
         let model = TextModel::new(ModelConfig::default(), Arc::new(sentencepiece_with(&MARKS)), Some(template));
-        let tools = [Tool { name: "f".into(), ..Tool::default() }].into();
-        let output = OutputRules::new(&model, thought, Some(Calls { format, tools, parallel, forced_most: None }), None);
+        let tools = [Tool { name: "f".into(), ..Tool::default() }];
+        let output = OutputRules::new(&model, thought, Some(Calls::new(format, &tools, parallel, None)), None);
         (model, TextRules { skip_special: true, output, ..TextRules::default() })
     }
 

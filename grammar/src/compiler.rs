@@ -7,13 +7,14 @@
 use crate::{
     helper,
     matcher::{Allowance, MatchError, Matcher},
+    numbers,
     schema::{self, Prepared, SchemaError, Terms},
     vocabulary::Vocabulary,
     wording,
 };
 use llguidance::{
-    GrammarBuilder, JsonCompileOptions, ParserFactory,
-    api::{ParserLimits, StopReason, TopLevelGrammar},
+    ParserFactory,
+    api::{GrammarInit, ParserLimits, StopReason, TopLevelGrammar},
     earley::SlicedBiasComputer,
     toktrie::InferenceCapabilities,
 };
@@ -27,6 +28,8 @@ use tidemill_proto::{block::Token, grammar::Grammar};
 pub const GRAMMAR_BYTES_MAX: usize = 256 << 10;
 /// The most texts of which an answer may be one: each begins a row of its own in the parser, which takes 2,000.
 pub const CHOICES_MAX: usize = 1900;
+/// The most bytes of a schema's parts: one grammar of parts, and the whole beside it.
+const PARTS_BYTES_MAX: usize = 2 * GRAMMAR_BYTES_MAX;
 /// The most compiled grammars that are kept.
 const KEPT_MAX: usize = 64;
 /// The most bytes of the kept grammars' texts, to which the compiled size is mostly proportional.
@@ -174,11 +177,20 @@ impl Compiler {
             Grammar::Regex(text) => TopLevelGrammar::from_regex(whole(text)),
             Grammar::Lark(text) => TopLevelGrammar::from_lark(text.to_string()),
         };
-        let matcher = llguidance::Matcher::new(self.factory.create_parser(input));
-        if let Some(error) = matcher.get_error() {
+        let refused = |error: String| {
             let message = message(&error);
             let is_schema = matches!(grammar, Grammar::JsonSchema(_));
-            return Err(GrammarError::Invalid(if is_schema { wording::of_schema(&message) } else { message }));
+            GrammarError::Invalid(if is_schema { wording::of_schema(&message) } else { message })
+        };
+        let input = match grammar {
+            Grammar::Regex(_) => GrammarInit::Serialized(input),
+            Grammar::JsonSchema(_) | Grammar::Lark(_) => {
+                numbers::bounded(input, Some(self.factory.tok_env().clone()), limits()).map_err(refused)?
+            }
+        };
+        let matcher = llguidance::Matcher::new(self.factory.create_parser_from_init_default(input));
+        if let Some(error) = matcher.get_error() {
+            return Err(refused(error));
         }
         // Most grammars that would fail later fail here: those without any text, and those whose first lexeme is too complex.
         let mut trial = matcher.deep_clone();
@@ -232,9 +244,7 @@ pub fn json_schema(schema: &Value, terms: impl Into<Terms>) -> Result<Grammar, G
 /// tries the result out.
 pub(crate) fn json_schema_here(schema: &Value, terms: Terms, compiler: Option<&Compiler>) -> Result<Grammar, GrammarError> {
     let prepared = schema::prepare(schema, terms)?;
-    let text = prepared.document().to_string();
-    check_size(text.len())?;
-    let grammar = Grammar::JsonSchema(text.into());
+    let grammar = Grammar::JsonSchema(text(&prepared)?.into());
     let compiled = compiler.map(|compiler| compiler.compile_anew(&grammar));
     if let Some(Ok(compiled)) = compiled {
         return compiled.try_out().map(|()| grammar);
@@ -245,11 +255,40 @@ pub(crate) fn json_schema_here(schema: &Value, terms: Terms, compiler: Option<&C
     }
 }
 
+/// Parts of a client's schema as schemas of their own: those at the places of a list all apply to one value. The error names the part at
+/// fault by its place in the whole.
+pub fn json_schema_parts(schema: &Value, parts: &[Vec<String>], terms: Terms) -> Result<Vec<String>, GrammarError> {
+    check_size(schema.to_string().len())?;
+    on_deep_stack(|| json_schema_parts_here(schema, parts, terms))
+}
+
+/// As [`json_schema_parts`], on the caller's stack, for a schema that is not too large.
+pub(crate) fn json_schema_parts_here(schema: &Value, parts: &[Vec<String>], terms: Terms) -> Result<Vec<String>, GrammarError> {
+    let (mut texts, mut bytes) = (Vec::new(), 0);
+    for places in parts {
+        let prepared = schema::prepare_part(schema, places, terms)?;
+        let text = text(&prepared)?;
+        bytes += text.len();
+        // The parts come with all that they refer to.
+        if bytes > PARTS_BYTES_MAX {
+            return Err(GrammarError::TooLarge { bytes });
+        }
+        try_schema(prepared.document().clone()).map_err(|problem| fault(&prepared, problem))?;
+        texts.push(text);
+    }
+    Ok(texts)
+}
+
+/// The text of a rewritten schema, unless it is too large.
+fn text(prepared: &Prepared) -> Result<String, GrammarError> {
+    let text = prepared.document().to_string();
+    check_size(text.len())?;
+    Ok(text)
+}
+
 /// Checks that a schema compiles by itself, without a vocabulary.
 fn try_schema(schema: Value) -> Result<(), String> {
-    let builder = GrammarBuilder::new(None, limits());
-    let outcome = JsonCompileOptions::default().json_to_llg_with_overrides(builder, schema);
-    outcome.map(|_| ()).map_err(|error| message(&error.to_string()))
+    numbers::check(TopLevelGrammar::from_json_schema(schema), limits()).map_err(|error| message(&error))
 }
 
 /// Whether no value matches a schema, as far as the compiler can tell.
@@ -293,7 +332,7 @@ pub(crate) fn whole(expression: &str) -> &str {
 }
 
 /// Whether an expression has alternatives at its top level: `^a|b$` is not `a|b`, as each anchor belongs to one alternative.
-fn has_top_level_choice(expression: &str) -> bool {
+pub(crate) fn has_top_level_choice(expression: &str) -> bool {
     let (mut depth, mut in_class, mut escaped) = (0i32, false, false);
     for c in expression.chars() {
         match c {

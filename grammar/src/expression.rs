@@ -37,8 +37,12 @@ impl Default for Work {
 }
 
 impl Work {
+    pub(crate) fn of(transitions: usize) -> Self {
+        Self { left: transitions }
+    }
+
     /// Takes `transitions` from the rest, or returns `None` if less is left.
-    fn pay(&mut self, transitions: usize) -> Option<()> {
+    pub(crate) fn pay(&mut self, transitions: usize) -> Option<()> {
         let left = self.left.checked_sub(transitions);
         self.left = left.unwrap_or(0);
         left.map(|_| ())

@@ -21,10 +21,11 @@ mod wire;
 pub use process::run;
 
 use crate::{
-    compiler::{Compiler, GrammarError, check_size, json_schema_here},
+    compiler::{Compiler, GrammarError, check_size, json_schema_here, json_schema_parts_here},
     schema::Terms,
 };
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::{path::PathBuf, time::Duration};
 use tidemill_proto::grammar::Grammar;
 
@@ -47,8 +48,11 @@ pub struct Model {
 /// A client's schema or grammar, and the question about it. Models are indices in the helper's list.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Question {
-    /// Asks how the compiler accepts a schema, and whether it compiles: for a model's vocabulary, or alone as a part of a larger grammar.
-    Schema { schema: String, terms: Terms, model: Option<usize> },
+    /// Asks how the compiler accepts a schema, and whether it compiles for a model's vocabulary.
+    Schema { schema: String, terms: Terms, model: usize },
+    /// Asks how the compiler accepts parts of a schema, each the schemas at some places that apply to one value, and whether they compile as
+    /// parts of a larger grammar. Parts are pointers.
+    Parts { schema: String, parts: Vec<Vec<String>>, terms: Terms },
     /// Asks whether this grammar compiles, and is followed fast enough.
     Grammar { grammar: Grammar, model: usize },
 }
@@ -64,20 +68,24 @@ impl Question {
     pub fn check_size(&self) -> Result<(), GrammarError> {
         check_size(match self {
             Self::Schema { schema, .. } => schema.len(),
+            Self::Parts { schema, parts, .. } => schema.len() + parts.iter().flatten().map(String::len).sum::<usize>(),
             Self::Grammar { grammar, .. } => grammar.text().len(),
         })
     }
 
-    /// Answers the question in this process, without limits but the compiler's own. The answer is the rewritten schema; for a grammar it is
-    /// empty.
+    /// Answers the question in this process, without limits but the compiler's own. The answer is the rewritten schema, or a list of the
+    /// rewritten parts' texts; for a grammar it is empty.
     pub fn answer(&self, compilers: &[Compiler]) -> Result<String, GrammarError> {
         self.check_size()?;
         let compiler = |model: usize| compilers.get(model).ok_or_else(|| GrammarError::Invalid(format!("there is no model {model}")));
+        let read = |schema: &str| serde_json::from_str(schema).map_err(|error| GrammarError::Invalid(format!("it is not JSON: {error}")));
         match self {
             Self::Schema { schema, terms, model } => {
-                let schema = serde_json::from_str(schema).map_err(|error| GrammarError::Invalid(format!("it is not JSON: {error}")))?;
-                let compiler = model.map(compiler).transpose()?;
-                json_schema_here(&schema, *terms, compiler).map(|grammar| grammar.text().to_owned())
+                let compiler = compiler(*model)?;
+                json_schema_here(&read(schema)?, *terms, Some(compiler)).map(|grammar| grammar.text().to_owned())
+            }
+            Self::Parts { schema, parts, terms } => {
+                json_schema_parts_here(&read(schema)?, parts, *terms).map(|texts| Value::from(texts).to_string())
             }
             Self::Grammar { grammar, model } => compiler(*model)?.compile_anew(grammar)?.try_out().map(|()| String::new()),
         }

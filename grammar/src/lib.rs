@@ -4,7 +4,7 @@
 //!   `expression`: patterns without look-around; `wording`: the compiler's messages, in terms of schemas
 //! - [`gbnf`]: llama.cpp's grammars to Lark; [`lark`]: pieces of Lark
 //! - [`vocabulary`]: the bytes of each token, and their trie
-//! - [`compiler`]: grammars to compiled ones, bounded and cached
+//! - [`compiler`]: grammars to compiled ones, bounded and cached; [`numbers`]: bounds on JSON's numbers
 //! - [`matcher`]: one sequence on its way through a grammar
 //! - [`helper`]: a process that compiles clients' grammars first, under strict limits; [`confinement`]: the pieces of such processes
 //!
@@ -20,6 +20,7 @@ pub mod gbnf;
 pub mod helper;
 pub mod lark;
 pub mod matcher;
+pub mod numbers;
 pub mod schema;
 pub mod vocabulary;
 mod wording;

@@ -8,6 +8,7 @@
 //! - `values`: schemas with few values, and lists without repetition made of them; `names`: `propertyNames`
 //! - `formats`: formats that are patterns, and formats that a pattern contradicts
 //! - `merged`: the number of expressions that apply to one text
+//! - `references`: the places that references name; [`outline`]: the values that a schema allows, for notations that are not JSON
 //!
 //! Some constraints can only be relaxed: they are refused if the client is strict, and otherwise left to the model.
 //!
@@ -18,10 +19,13 @@ mod formats;
 mod merged;
 mod names;
 mod negation;
+pub mod outline;
+mod references;
 mod values;
 
-use crate::{disjoint::Budget, expression};
+use crate::{disjoint::Budget, expression, numbers::FRACTION_DIGITS_MAX};
 use conditions::Conditional;
+use references::References;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::{
@@ -31,10 +35,6 @@ use std::{
 
 /// The most distinct references.
 const REFERENCES_MAX: usize = 2000;
-/// The most anchors and ids.
-const ANCHORS_MAX: usize = 2000;
-/// The most bytes of the path to a part of a schema. Schemas may nest 64 times, so at that depth their names have 20 letters.
-const PLACE_BYTES_MAX: usize = 2048;
 /// The most keywords and values that are rewritten: twice as many as a schema of 256 KiB can have. The target of a reference is rewritten
 /// separately, so references to parts within parts multiply a schema.
 const REWRITTEN_MAX: usize = 1 << 18;
@@ -75,12 +75,14 @@ impl From<Whitespace> for Terms {
 }
 
 /// The white space that is allowed at one place.
-const WHITESPACE: &str = r"( |\r?\n[ \t]{0,40})";
+pub(crate) const WHITESPACE: &str = r"( |\r?\n[ \t]{0,40})";
 
-/// A rewritten schema.
+/// A rewritten schema, or a part of one.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     document: Value,
+    /// The place of the part in the client's schema; empty for the whole.
+    at: String,
     /// The original place of each definition, by its new name.
     origins: BTreeMap<String, String>,
     /// The client's places of the parts that the rewriting has created or moved.
@@ -147,7 +149,7 @@ impl Prepared {
         {
             return path_of(&self.unmoved(&format!("{origin}{}", format!("/{rest}").trim_end_matches('/'))));
         }
-        path_of(&self.unmoved(place))
+        path_of(&self.unmoved(&format!("{}{place}", self.at)))
     }
 
     /// Translates a place that may lie in a part created or moved by the rewriting to the client's.
@@ -217,9 +219,16 @@ fn part_of(keyword: &str) -> Part {
 
 /// Rewrites a schema, or returns the part of it that cannot be kept.
 pub(crate) fn prepare(schema: &Value, terms: Terms) -> Result<Prepared, SchemaError> {
+    prepare_part(schema, &[String::new()], terms)
+}
+
+/// Rewrites the schemas at `places` (pointers into `schema`), all of which apply to one value, as a document of their own.
+pub(crate) fn prepare_part(schema: &Value, places: &[String], terms: Terms) -> Result<Prepared, SchemaError> {
+    let references = References::new(schema);
+    references.collect()?;
     let mut preparer = Preparer {
         root: schema,
-        anchors: BTreeMap::new(),
+        references,
         names: HashMap::new(),
         waiting: BTreeSet::new(),
         taken: HashSet::new(),
@@ -231,11 +240,11 @@ pub(crate) fn prepare(schema: &Value, terms: Terms) -> Result<Prepared, SchemaEr
         patterns: HashMap::new(),
         moved: BTreeMap::new(),
     };
-    preparer.collect_anchors(schema, &mut String::new())?;
-    let mut document = match preparer.schema(schema, "")? {
+    let at = if let [only] = places { only.clone() } else { String::new() };
+    let mut document = match preparer.all_of(places)? {
         Value::Object(object) => object,
         Value::Bool(true) => Map::new(),
-        _ => return Err(SchemaError { path: String::new(), problem: "no value matches this schema".into() }),
+        _ => return Err(SchemaError { path: path_of(&at), problem: "no value matches this schema".into() }),
     };
     if let Some(draft) = schema.get("$schema").filter(|draft| is_known_draft(draft)) {
         document.insert("$schema".into(), draft.clone());
@@ -258,7 +267,7 @@ pub(crate) fn prepare(schema: &Value, terms: Terms) -> Result<Prepared, SchemaEr
     };
     let mut document = document.into();
     formats::settle(&mut document);
-    let mut prepared = Prepared { document, origins, moved: preparer.moved };
+    let mut prepared = Prepared { document, at, origins, moved: preparer.moved };
     merged::check(&prepared)?;
     prepared.document["x-guidance"] = layout;
     Ok(prepared)
@@ -266,8 +275,7 @@ pub(crate) fn prepare(schema: &Value, terms: Terms) -> Result<Prepared, SchemaEr
 
 struct Preparer<'a> {
     root: &'a Value,
-    /// Places with a name of their own: `#anchor`, or an id.
-    anchors: BTreeMap<String, String>,
+    references: References<'a>,
     /// New names of the places that are referred to.
     names: HashMap<String, String>,
     /// Places that have yet to be rewritten.
@@ -290,55 +298,9 @@ struct Preparer<'a> {
 type Extra<'a> = Vec<(&'a str, Value)>;
 
 impl<'a> Preparer<'a> {
-    fn collect_anchors(&mut self, value: &'a Value, place: &mut String) -> Result<(), SchemaError> {
-        if place.len() > PLACE_BYTES_MAX {
-            let path: String = path_of(place).chars().take(PATH_SHOWN_MAX).collect();
-            let problem = format!("the way to this part has more than {PLACE_BYTES_MAX} bytes: use fewer levels, or shorter names");
-            return Err(SchemaError { path, problem });
-        }
-        let length = place.len();
-        match value {
-            Value::Object(object) => {
-                let mut named = Vec::new();
-                if let Some(Value::String(anchor)) = object.get("$anchor") {
-                    named.push(("$anchor", format!("#{anchor}")));
-                }
-                for key in ["$id", "id"] {
-                    named.extend(object.get(key).and_then(Value::as_str).map(|id| (key, id.trim_end_matches('#').to_owned())));
-                }
-                for (key, name) in named {
-                    self.anchors.insert(name, place.clone());
-                    if self.anchors.len() > ANCHORS_MAX {
-                        return Err(refused(place, key, format!("there are more than {ANCHORS_MAX} anchors and ids")));
-                    }
-                }
-                for (key, value) in object {
-                    let _ = write!(place, "/{}", escaped(key));
-                    self.collect_anchors(value, place)?;
-                    place.truncate(length);
-                }
-            }
-            Value::Array(list) => {
-                for (i, value) in list.iter().enumerate() {
-                    let _ = write!(place, "/{i}");
-                    self.collect_anchors(value, place)?;
-                    place.truncate(length);
-                }
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
     /// The place that a reference names.
     fn place_of(&self, reference: &str) -> Option<String> {
-        let (base, fragment) = reference.split_once('#').unwrap_or((reference, ""));
-        let base = if base.is_empty() { "" } else { self.anchors.get(base)? };
-        let place = match fragment.is_empty() || fragment.starts_with('/') {
-            true => format!("{base}{}", percent_decoded(fragment)?),
-            false => self.anchors.get(&format!("#{fragment}"))?.clone(),
-        };
-        self.root.pointer(&place).map(|_| place)
+        self.references.place_of(reference)
     }
 
     /// The plain name of a place in the new `$defs`.
@@ -374,6 +336,24 @@ impl<'a> Preparer<'a> {
         };
         self.left = self.left.checked_sub(rewritten).ok_or_else(too_many)?;
         Ok(())
+    }
+
+    /// Rewrites the schemas at these places as one.
+    fn all_of(&mut self, places: &[String]) -> Result<Value, SchemaError> {
+        let root = self.root;
+        let mut all = Vec::new();
+        for (i, place) in places.iter().enumerate() {
+            let missing = || SchemaError { path: path_of(place), problem: "there is no such part".into() };
+            all.push(self.schema(root.pointer(place).ok_or_else(missing)?, place)?);
+            if places.len() > 1 {
+                self.moved.insert(format!("/allOf/{i}"), place.clone());
+            }
+        }
+        Ok(match all.len() {
+            0 => Value::Bool(true),
+            1 => all.remove(0),
+            _ => json!({"allOf": all}),
+        })
     }
 
     /// Rewrites the schema at `at`.
@@ -649,20 +629,29 @@ fn count(value: &Value) -> Option<u64> {
         .or_else(|| value.as_f64().filter(|count| count.fract() == 0.0 && (0.0..EXACT_INTEGER_MAX).contains(count)).map(|c| c as u64))
 }
 
-/// Returns a value, unless it has numbers that change when they are read.
+/// Returns a value, unless there is a number in it that changes when it is read, or that no answer has.
 fn exact(value: &Value, at: &str, key: &str) -> Result<Value, SchemaError> {
-    let fits = |value: &Value| value.as_f64().is_none_or(|number| number.fract() != 0.0 || number.abs() < EXACT_INTEGER_MAX);
-    fn numbers(value: &Value) -> Box<dyn Iterator<Item = &Value> + '_> {
-        match value {
-            Value::Number(_) => Box::new(std::iter::once(value)),
-            Value::Array(list) => Box::new(list.iter().flat_map(numbers)),
-            Value::Object(object) => Box::new(object.values().flat_map(numbers)),
-            _ => Box::new(std::iter::empty()),
+    for number in numbers(value) {
+        let Some(read) = number.as_f64() else { continue };
+        if read.fract() == 0.0 && read.abs() >= EXACT_INTEGER_MAX {
+            return Err(refused(at, key, format!("{number} is too large to be exact: write numbers from 2^53 on as strings")));
+        }
+        // The compiler writes numbers without exponents, too.
+        if read.to_string().split_once('.').is_some_and(|(_, fraction)| fraction.len() > FRACTION_DIGITS_MAX) {
+            let problem = format!("{number} has more than {FRACTION_DIGITS_MAX} digits after its point when it is written out");
+            return Err(refused(at, key, problem));
         }
     }
-    match numbers(value).find(|number| !fits(number)) {
-        Some(number) => Err(refused(at, key, format!("{number} is too large to be exact: write numbers from 2^53 on as strings"))),
-        None => Ok(value.clone()),
+    Ok(value.clone())
+}
+
+/// The numbers in a value, at any depth.
+fn numbers(value: &Value) -> Box<dyn Iterator<Item = &Value> + '_> {
+    match value {
+        Value::Number(_) => Box::new(std::iter::once(value)),
+        Value::Array(list) => Box::new(list.iter().flat_map(numbers)),
+        Value::Object(object) => Box::new(object.values().flat_map(numbers)),
+        _ => Box::new(std::iter::empty()),
     }
 }
 
@@ -682,7 +671,7 @@ fn escaped(key: &str) -> String {
 }
 
 /// A JSON pointer in the usual notation of paths: `.properties.a.anyOf[2]`.
-fn path_of(place: &str) -> String {
+pub fn path_of(place: &str) -> String {
     let mut path = String::new();
     for part in place.split('/').skip(1) {
         let part = part.replace("~1", "/").replace("~0", "~");
@@ -695,25 +684,6 @@ fn path_of(place: &str) -> String {
         };
     }
     path
-}
-
-fn percent_decoded(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&byte, after)) = rest.split_first() {
-        match byte {
-            b'%' => {
-                let hex = std::str::from_utf8(after.get(..2)?).ok()?;
-                bytes.push(u8::from_str_radix(hex, 16).ok()?);
-                rest = &after[2..];
-            }
-            _ => {
-                bytes.push(byte);
-                rest = after;
-            }
-        }
-    }
-    String::from_utf8(bytes).ok()
 }
 
 #[cfg(test)]

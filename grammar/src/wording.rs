@@ -59,7 +59,7 @@ pub(crate) fn of_schema(message: &str) -> String {
         return format!("its `pattern` is no expression that can be followed: {}", reason.unwrap_or("it cannot be read"));
     }
     // These are this crate's own messages.
-    if ["it ", "no text follows"].iter().any(|own| message.starts_with(own)) {
+    if ["it ", "no text follows", "each of its numbers"].iter().any(|own| message.starts_with(own)) {
         return message.lines().next().unwrap_or_default().to_owned();
     }
     "it cannot be compiled: write it with fewer or simpler keywords".to_owned()

@@ -95,6 +95,18 @@ def test_a_call_that_must_come_comes_and_keeps_to_its_schema(caller, choice):
     assert names == expected
 
 
+def test_a_tool_that_is_named_is_called_once(caller):
+    choice = {"type": "function", "function": {"name": "get_time"}}
+    for seed in range(4):
+        assert whole(ask(caller, seed, tool_choice=choice, parallel_tool_calls=True))[1:] == (whole(ask(caller, seed, tool_choice=choice))[1], "tool_calls")
+        assert len(assemble(ask(caller, seed, tool_choice=choice, parallel_tool_calls=True, stream=True))[1]) == 1
+        answer = caller.responses.create(
+            model=caller.models.list().data[0].id, input="What time is it?", tools=[{"type": "function", "name": "get_time"}],
+            tool_choice={"type": "function", "name": "get_time"}, parallel_tool_calls=True, max_output_tokens=100, temperature=1,
+        )
+        assert [item.type for item in answer.output] == ["function_call"]
+
+
 def test_a_streamed_call_is_the_call_at_once(caller):
     for seed in range(4):
         at_once = whole(ask(caller, seed, parallel_tool_calls=True))

@@ -23,7 +23,7 @@ use tidemill_proto::grammar::{Constraint, Grammar};
 pub(crate) const SCHEMAS: Target = Target {
     name: "schemas",
     about: "JSON schemas of clients, through the helper that judges them, and what has passed in a worker",
-    open: || open(|dice| Question::Schema { schema: schema_text(dice), terms: terms(dice), model: Some(0) }),
+    open: || open(|dice| Question::Schema { schema: schema_text(dice), terms: terms(dice), model: 0 }),
     cpu_max: CPU_MAX,
     bytes_max: BYTES_MAX,
     short: 150,
@@ -71,6 +71,7 @@ fn open(ask: fn(&mut Dice) -> Question) -> anyhow::Result<Box<dyn Subject>> {
         }
         let passed = match (answer, &question) {
             (Ok(text), Question::Schema { .. }) => Grammar::JsonSchema(text.into()),
+            (Ok(_), Question::Parts { .. }) => return Ok(()),
             (Ok(_), Question::Grammar { grammar, .. }) => grammar.clone(),
             (Err(AskError::Refused(GrammarError::Invalid(problem))), _) if problem.contains("report this") => return Err(problem),
             (Err(AskError::Refused(_)), _) => return Ok(()),

@@ -70,12 +70,14 @@ impl Dialog {
             ToolChoice::Auto => format,
             ToolChoice::Required | ToolChoice::Named(_) => format.or(Some(ToolFormat::plain())),
         };
+        // A tool that is named is called once: clients read one call then, and each call has its effect.
+        let parallel = self.parallel && !matches!(self.tool_choice, ToolChoice::Named(_));
         let forced_most = match self.tool_choice {
             ToolChoice::None | ToolChoice::Auto => None,
-            ToolChoice::Required | ToolChoice::Named(_) if self.parallel => Some(model.forced_calls_max),
+            ToolChoice::Required | ToolChoice::Named(_) if parallel => Some(model.forced_calls_max),
             ToolChoice::Required | ToolChoice::Named(_) => Some(1),
         };
-        let calls = format.map(|format| Calls { format, tools: self.tools.as_slice().into(), parallel: self.parallel, forced_most });
+        let calls = format.map(|format| Calls::new(format, &self.tools, parallel, forced_most));
         let tools = if self.tool_choice == ToolChoice::Auto { &self.tools[..] } else { &[] };
         let channels = Channels::of(template, tools);
         Ok(DialogPrompt { output: OutputRules::new(model, thought, calls, channels), prompt })

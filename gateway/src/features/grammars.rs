@@ -84,7 +84,7 @@ pub struct Hearing<'a> {
 impl Hearing<'_> {
     /// Returns a schema as a grammar of its own, which has passed.
     pub fn schema(&mut self, schema: &Value, terms: Terms) -> Result<Grammar, AskError> {
-        let question = Question::Schema { schema: schema.to_string(), terms, model: Some(self.model) };
+        let question = Question::Schema { schema: schema.to_string(), terms, model: self.model };
         let text = self.ask(question)?;
         let grammar = Grammar::JsonSchema(text.into());
         // It was compiled for that.
@@ -93,9 +93,10 @@ impl Hearing<'_> {
         Ok(grammar)
     }
 
-    /// Returns a schema as a part of a grammar that has yet to pass.
-    pub fn part(&mut self, schema: &Value, terms: Terms) -> Result<String, AskError> {
-        self.ask(Question::Schema { schema: schema.to_string(), terms, model: None })
+    /// Returns parts of a schema as parts of a grammar that has yet to pass. Each is made of the schemas at its places, which are pointers.
+    pub fn parts(&mut self, schema: &Value, parts: &[Vec<String>], terms: Terms) -> Result<Vec<String>, AskError> {
+        let texts = self.ask(Question::Parts { schema: schema.to_string(), parts: parts.to_vec(), terms })?;
+        serde_json::from_str(&texts).map_err(|error| AskError::Unavailable(io::Error::new(io::ErrorKind::InvalidData, error)))
     }
 
     /// Checks whether a grammar may be used.

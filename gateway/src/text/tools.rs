@@ -3,9 +3,10 @@
 //! - [`format`](mod@format): a notation of calls, as data, and its reader
 //! - `frame`: the start and end of calls in an answer, and text that only resembles a call
 //! - `json_call`, `named_call`, `xml_call`, `python_call`: the notation of a single call
-//! - [`grammar`]: grammars that force calls
+//! - [`grammar`]: grammars that force calls; `arguments`: the arguments in them where they are no JSON object
 //! - `hermes`, `llama_json`, `pythonic`, `qwen_coder`, `mistral`, `plain`: the formats, as data
 
+mod arguments;
 pub mod format;
 pub(super) mod frame;
 pub mod grammar;
@@ -25,8 +26,9 @@ mod xml_call;
 
 use super::template::ChatTemplate;
 use crate::text::tool::Tool;
-use format::ToolFormat;
+use format::{Call, ToolFormat};
 use std::sync::Arc;
+use tidemill_grammar::schema::outline::Arguments;
 
 /// All formats that templates teach. The first one whose signs appear in a template is its format.
 const FORMATS: [&ToolFormat; 6] =
@@ -51,6 +53,8 @@ impl ToolFormat {
 pub struct Calls {
     pub format: &'static ToolFormat,
     pub tools: Arc<[Tool]>,
+    /// The arguments of each tool, where the notation does not tell strings from other values; else empty.
+    pub(super) arguments: Arc<[Arguments]>,
     /// Whether more than one call is allowed.
     pub parallel: bool,
     /// The maximum number of calls in an answer that must consist of calls; `None` if it may be text, with any number.
@@ -58,6 +62,15 @@ pub struct Calls {
 }
 
 impl Calls {
+    pub fn new(format: &'static ToolFormat, tools: &[Tool], parallel: bool, forced_most: Option<u32>) -> Self {
+        let arguments = |tool: &Tool| tool.parameters.as_ref().map(Arguments::of).unwrap_or_default();
+        let arguments = match format.script.call {
+            Call::Tags { .. } => tools.iter().map(arguments).collect(),
+            Call::Around { .. } | Call::Python => Arc::default(),
+        };
+        Self { format, tools: tools.into(), arguments, parallel, forced_most }
+    }
+
     pub(super) fn marks(&self) -> impl Iterator<Item = &'static str> {
         let ToolFormat { begins, opens, ends, inner, .. } = self.format;
         [begins, opens, ends, inner].into_iter().flat_map(|marks| marks.iter().copied())

@@ -1,75 +1,14 @@
-//! Grammars that force calls, over a real tokenizer: any output under one is read as calls that follow their schemas. In every format, with
-//! marks as tokens or spelled out.
+//! Grammars that force calls: any output under one is read as calls that follow their schemas. In every format, with marks as tokens or
+//! spelled out.
 
+use super::forced::{EOS, TEMPLATES, World};
 use serde_json::{Value, json};
-use std::{fs, path::PathBuf, time::SystemTime};
 use tidemill_gateway::{
-    dialog::{Dialog, Message, ToolChoice},
-    generation::{
-        Pipeline, TextRules,
-        piece::{Ended, FinishReason, Piece},
-    },
-    text::{
-        TextModel,
-        output::OutputRules,
-        tool::Tool,
-        tools::grammar::{AnswerRules, Forced},
-    },
+    generation::piece::FinishReason,
+    text::{tool::Tool, tools::grammar::Forced},
 };
-use tidemill_grammar::{Compiler, Matcher, Vocabulary, compiler::json_schema, schema::Terms};
-use tidemill_proto::{
-    block::Token,
-    grammar::{Constraint, Grammar},
-};
-
-const EOS: Token = 1;
-/// The width of a row of logits: the fixture's vocabulary and the marks.
-const WIDTH: usize = 560;
-
-/// Formats by the signs of their templates.
-const TEMPLATES: [(&str, &str); 7] = [
-    ("hermes", "{{ messages }}<tool_call></tool_call>"),
-    ("qwen_coder", "{{ messages }}<tool_call><function=<parameter=</tool_call>"),
-    ("mistral_list", "{{ messages }}[TOOL_CALLS]"),
-    ("mistral", "{{ messages }}[TOOL_CALLS][ARGS]"),
-    ("pythonic", "{{ messages }}<|python_start|>"),
-    ("llama_json", "{{ messages }}<|python_tag|>"),
-    ("plain", "{{ messages }}"),
-];
-
-const MARKS: [&str; 8] =
-    ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_start|>", "<|python_tag|>", "<think>", "</think>"];
-
-fn fixture() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/llama3")
-}
-
-fn tokenizer_json(marks: bool) -> Vec<u8> {
-    let mut tokenizer: Value = serde_json::from_slice(&fs::read(fixture().join("tokenizer.json")).unwrap()).unwrap();
-    if marks {
-        for (mark, id) in MARKS.iter().zip(512..) {
-            // As published: some are special, Qwen's are not.
-            let special = !mark.contains("tool_call>");
-            tokenizer["added_tokens"]
-                .as_array_mut()
-                .unwrap()
-                .push(json!({"id": id, "content": mark, "single_word": false, "lstrip": false,
-                "rstrip": false, "normalized": false, "special": special}));
-        }
-    }
-    tokenizer.to_string().into_bytes()
-}
-
-/// The fixture's tokenizer, with the marks as tokens if `marks`, and this template.
-fn model(template: &str, marks: bool) -> TextModel {
-    let dir = tempfile::tempdir().unwrap();
-    for file in ["config.json", "generation_config.json", "tokenizer_config.json"] {
-        fs::copy(fixture().join(file), dir.path().join(file)).unwrap();
-    }
-    fs::write(dir.path().join("tokenizer.json"), tokenizer_json(marks)).unwrap();
-    fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
-    TextModel::load(dir.path()).unwrap()
-}
+use tidemill_grammar::Matcher;
+use tidemill_proto::block::Token;
 
 fn tools() -> Vec<Tool> {
     let parameters = json!({
@@ -102,85 +41,6 @@ fn keeps_to_its_schema(name: &str, arguments: &Value) -> bool {
     }
 }
 
-struct World {
-    model: TextModel,
-    output: OutputRules,
-    compiler: Compiler,
-    constraint: Constraint,
-    numbers: u64,
-}
-
-impl World {
-    fn new(template: &str, marks: bool, parallel: bool, forced: Forced, tools: Vec<Tool>) -> Self {
-        let model = model(template, marks);
-        let tool_choice = match forced {
-            Forced::Any => ToolChoice::Required,
-            Forced::Named(name) => ToolChoice::Named(name.into()),
-            Forced::Nothing => ToolChoice::Auto,
-        };
-        let message = Message { role: "user".into(), content: Some("x".into()), ..Message::default() };
-        let dialog = Dialog { messages: vec![message], tools, tool_choice, parallel, ..Dialog::default() };
-        let output = dialog.prompt(&model, SystemTime::UNIX_EPOCH).unwrap().output;
-        let calls = output.calls.as_ref().unwrap();
-        let rules =
-            AnswerRules { tokenizer: &model.tokenizer, thought: output.thought.as_ref(), calls: Some((calls, forced)), answer: None };
-        let prepare = &mut |schema: &Value, strict| {
-            json_schema(schema, Terms { strict, ..Terms::default() }).map(|grammar| grammar.text().to_owned())
-        };
-        let lark = rules.lark(prepare).unwrap();
-        let constraint = Constraint { grammar: Grammar::Lark(lark.as_str().into()), end_tokens: vec![EOS], ends_late: false };
-        let compiler = Compiler::new(&Vocabulary::new(&tokenizers::Tokenizer::from_bytes(tokenizer_json(marks)).unwrap(), WIDTH));
-        compiler.compile(&constraint.grammar).unwrap_or_else(|error| panic!("{error}\n{lark}"));
-        Self { model, output, compiler, constraint, numbers: 11 }
-    }
-
-    fn random(&mut self, below: usize) -> usize {
-        self.numbers = self.numbers.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (self.numbers >> 33) as usize % below
-    }
-
-    /// Writes `first`, then samples at random to the end; `None` if the end does not come.
-    fn walk(&mut self, first: &str, most: usize) -> Option<Vec<Token>> {
-        let compiled = self.compiler.compile(&self.constraint.grammar).unwrap();
-        let mut tokens = self.model.tokenizer.encode(first, false).unwrap();
-        let mut matcher = Matcher::new(&compiled, &self.constraint, &tokens).unwrap_or_else(|error| panic!("{first:?}: {error}"));
-        for _ in 0..most {
-            let allowed: Vec<Token> = matcher.mask().unwrap().tokens().collect();
-            let token = allowed[self.random(allowed.len())];
-            matcher.advance(token).unwrap();
-            if token == EOS {
-                return Some(tokens);
-            }
-            tokens.push(token);
-        }
-        None
-    }
-
-    fn read(&self, tokens: &[Token]) -> Piece {
-        let rules = TextRules {
-            stop_tokens: vec![EOS],
-            eos_tokens: vec![EOS],
-            skip_special: true,
-            output: self.output.clone(),
-            ..TextRules::default()
-        };
-        let mut pipeline = Pipeline::new(&self.model, &[30, 31], &rules, 1);
-        let mut whole = Piece::default();
-        for &token in tokens {
-            whole.append(pipeline.push(token, None));
-            if pipeline.has_ended() {
-                return whole;
-            }
-        }
-        whole.append(pipeline.finish(Ended::StopToken(EOS)));
-        whole
-    }
-
-    fn text(&self, tokens: &[Token]) -> String {
-        self.model.tokenizer.decode(tokens, false)
-    }
-}
-
 fn check_calls(world: &World, tokens: &[Token], name: &str) -> usize {
     let piece = world.read(tokens);
     let said = world.text(tokens);
@@ -205,11 +65,27 @@ fn whatever_is_drawn_under_a_forced_format_is_calls() {
                 assert_eq!(world.read(&tokens).text, "", "{name}: {}", world.text(&tokens));
             }
             assert!(most > 1, "{name}: several calls");
-            let mut world = World::new(template, marks, false, Forced::Named("get-time"), tools());
+        }
+    }
+}
+
+/// Also where the client allows several calls: a grammar has room for one, and no more than one is read.
+#[test]
+fn a_tool_that_is_named_is_called_once() {
+    for (name, template) in TEMPLATES {
+        for (marks, parallel) in [(false, true), (true, true), (true, false)] {
+            let mut world = World::new(template, marks, parallel, Forced::Named("get-time"), tools());
             let tokens = world.walk("", 100).unwrap_or_else(|| panic!("{name} ends"));
-            let piece = world.read(&tokens);
-            let arguments: Value = serde_json::from_str(&piece.calls[0].arguments).unwrap();
-            assert_eq!((piece.calls.len(), piece.calls[0].name.as_deref(), arguments), (1, Some("get-time"), json!({})));
+            for said in [tokens.clone(), [tokens.clone(), tokens].concat()] {
+                let piece = world.read(&said);
+                let arguments: Value = serde_json::from_str(&piece.calls[0].arguments).unwrap();
+                assert_eq!((piece.calls.len(), piece.calls[0].name.as_deref(), arguments), (1, Some("get-time"), json!({})), "{name}");
+            }
+            for _ in 0..10 {
+                let mut world = World::new(template, marks, parallel, Forced::Named("f"), tools());
+                let Some(tokens) = world.walk("", 300) else { continue };
+                assert_eq!(check_calls(&world, &tokens, name), 1, "{name}: {}", world.text(&tokens));
+            }
         }
     }
 }

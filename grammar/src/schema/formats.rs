@@ -41,6 +41,33 @@ pub(super) fn name_pattern(format: &str) -> Option<Option<&'static str>> {
     }
 }
 
+/// Whether a format constrains texts, rather than being a note to people.
+pub(super) fn is_kept(format: &str) -> bool {
+    BUILT_IN.contains(&format) || MISSING.contains(&format) || pattern(format).is_some()
+}
+
+/// Returns a pattern for texts of a format, in a form that models write; not all texts of the format have it.
+pub(super) fn text_pattern(format: &str) -> Option<&'static str> {
+    match format {
+        "date-time" => Some(
+            r"^\d{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|02-(?:0[1-9]|1\d|2[0-8]))T(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,9})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)$",
+        ),
+        "time" => Some(r"^(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,9})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)$"),
+        "duration" => {
+            Some(r"^P(?:\d+W|\d+Y(?:\d+M(?:\d+D)?)?|\d+M(?:\d+D)?|(?:\d+D)?T(?:\d+H(?:\d+M(?:\d+S)?)?|\d+M(?:\d+S)?|\d+S)|\d+D)$")
+        }
+        "email" => Some(r"^[A-Za-z0-9_+-]+(?:\.[A-Za-z0-9_+-]+)*@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)+[A-Za-z]{2,63}$"),
+        "hostname" => Some(r"^[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*$"),
+        "ipv6" => Some(
+            r"^(?:(?:[0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}|(?:[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4}){0,2})?::(?:[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4}){0,3})?)$",
+        ),
+        "uri" => Some(
+            r"^[A-Za-z][A-Za-z0-9+.-]*:(?://[A-Za-z0-9.-]+(?::\d{1,5})?)?(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]*)*(?:\?[A-Za-z0-9._~!$&'()*+,;=:@/?-]*)?(?:#[A-Za-z0-9._~!$&'()*+,;=:@/?-]*)?$",
+        ),
+        format => name_pattern(format).flatten(),
+    }
+}
+
 /// Removes the formats of a rewritten document that contradict the patterns or values of the same text, whether they meet in one schema, by
 /// `allOf` or by a reference.
 pub(super) fn settle(document: &mut Value) {

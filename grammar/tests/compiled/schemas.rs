@@ -22,13 +22,13 @@ const ZOD_DURATION: &str = r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(
 const ZOD_TIME: &str = r"^(?:[01]\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:\.\d+)?)?$";
 const PYDANTIC_DECIMAL: &str = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$";
 
-struct World {
+pub(crate) struct World {
     tokenizer: Tokenizer,
     compiler: Compiler,
 }
 
 impl World {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/llama3/tokenizer.json");
         let tokenizer = Tokenizer::from_file(file).unwrap();
         let width = tokenizer.get_vocab_size(true);
@@ -37,7 +37,7 @@ impl World {
     }
 
     /// The part of a text that follows the schema: `Ok` if the whole text does, and may end there; else the length that does.
-    fn follow(&self, constraint: &Constraint, text: &str) -> Result<(), usize> {
+    pub(crate) fn follow(&self, constraint: &Constraint, text: &str) -> Result<(), usize> {
         let compiled = self.compiler.compile(&constraint.grammar).unwrap_or_else(|e| panic!("{:?}: {e}", constraint.grammar));
         let mut matcher = Matcher::new(&compiled, constraint, &[]).unwrap();
         for (at, c) in text.char_indices() {

@@ -31,7 +31,7 @@ fn helper() -> Handle {
 }
 
 fn schema(schema: &Value) -> Question {
-    Question::Schema { schema: schema.to_string(), terms: Default::default(), model: Some(0) }
+    Question::Schema { schema: schema.to_string(), terms: Default::default(), model: 0 }
 }
 
 fn grammar(grammar: Grammar) -> Question {

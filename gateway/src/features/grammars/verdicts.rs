@@ -131,8 +131,13 @@ mod tests {
     #[test]
     fn questions_differ_in_all_that_they_ask() {
         let schema = |model| Question::Schema { schema: "{}".into(), terms: Default::default(), model };
+        let parts = |parts: &[&str]| Question::Parts {
+            schema: "{}".into(),
+            parts: parts.iter().map(|part| vec![(*part).to_owned()]).collect(),
+            terms: Default::default(),
+        };
         let grammar = |model| Question::Grammar { grammar: tidemill_proto::grammar::Grammar::Regex("{}".into()), model };
-        let questions = [schema(None), schema(Some(0)), schema(Some(1)), grammar(0), grammar(1)];
+        let questions = [schema(0), schema(1), parts(&[]), parts(&[""]), parts(&["/a"]), grammar(0), grammar(1)];
         let keys: std::collections::HashSet<_> = questions.iter().map(Key::of).collect();
         assert_eq!(keys.len(), questions.len());
     }

@@ -157,11 +157,11 @@ impl Gateway {
         let rules = AnswerRules { tokenizer: &self.text().tokenizer, thought, calls, answer: answer.as_deref() };
         let mut hearing = self.hearing();
         let mut unavailable = None;
-        let prepare = &mut |schema: &Value, strict| {
+        let prepare = &mut |schema: &Value, parts: &[Vec<String>], strict| {
             if unavailable.is_some() {
                 return Err(GrammarError::Invalid("it was not checked".into()));
             }
-            hearing.part(schema, Terms { strict, ..Terms::default() }).map_err(|error| match error {
+            hearing.parts(schema, parts, Terms { strict, ..Terms::default() }).map_err(|error| match error {
                 AskError::Refused(error) => error,
                 // This is not the schema's fault: no looser schema may replace it.
                 AskError::Unavailable(error) => {

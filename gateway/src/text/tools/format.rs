@@ -2,6 +2,7 @@
 
 use crate::text::{events::Events, tool::Tool};
 use std::{convert, fmt, sync::Arc};
+use tidemill_grammar::schema::outline::{Arguments, Outline};
 
 /// A notation of calls, as data. The notation of a single call is left to its reader.
 #[derive(Debug)]
@@ -54,6 +55,8 @@ pub(super) enum Call {
 #[derive(Clone, Debug)]
 pub(super) struct Names {
     pub(super) tools: Arc<[Tool]>,
+    /// The arguments of each tool, where the notation does not tell strings from other values.
+    pub(super) arguments: Arc<[Arguments]>,
     /// Whether a call with an unknown name is text. After a mark, which shows that a call is meant, the client gets the wrong name.
     pub(super) known_only: bool,
 }
@@ -63,10 +66,11 @@ impl Names {
         !name.is_empty() && (!self.known_only || self.tools.iter().any(|tool| tool.name == name))
     }
 
-    /// The schema of a tool's parameter, if it has one.
-    pub(super) fn parameter(&self, tool: &str, parameter: &str) -> Option<&serde_json::Value> {
-        let tool = self.tools.iter().find(|known| known.name == tool)?;
-        tool.parameters.as_ref()?.get("properties")?.get(parameter)
+    /// The values of a tool's parameter.
+    pub(super) fn values(&self, tool: &str, parameter: &str) -> &Outline {
+        let tool = self.tools.iter().position(|known| known.name == tool);
+        let parameter = tool.and_then(|tool| self.arguments.get(tool)?.parameter(parameter));
+        parameter.map_or(&Outline::ANY, |parameter| &parameter.values)
     }
 }
 

@@ -153,7 +153,8 @@ impl Frame {
             raw.push(c);
             self.state = State::Opening { raw, row: Row { list: true, ..row } };
         } else {
-            let reader = (self.calls.format.reader)(c, &Names { tools: Arc::clone(&self.calls.tools), known_only: row.bare });
+            let (tools, arguments) = (Arc::clone(&self.calls.tools), Arc::clone(&self.calls.arguments));
+            let reader = (self.calls.format.reader)(c, &Names { tools, arguments, known_only: row.bare });
             self.reading(c, raw, row, reader, events);
         }
     }

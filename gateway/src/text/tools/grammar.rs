@@ -9,7 +9,7 @@
 
 use super::{
     Calls,
-    xml_call::{self, Kind},
+    arguments::{Notation, PrepareSchema, Preparing, Writer},
 };
 use crate::text::{
     reasoning::Thought,
@@ -17,9 +17,9 @@ use crate::text::{
     tool::Tool,
     tools::format::{Call, Script},
 };
-use serde_json::{Map, Value, json};
-use std::{collections::HashSet, fmt::Write};
-use tidemill_grammar::{GrammarError, compiler::check_size};
+use serde_json::{Value, json};
+use std::fmt::Write;
+use tidemill_grammar::{GrammarError, compiler::check_size, lark::literal as quoted};
 
 /// White space between reasoning and the following text.
 const GAP: &str = r"/\n{0,2}/";
@@ -46,12 +46,6 @@ pub enum Forced<'a> {
     Nothing,
 }
 
-/// Checks a schema of a tool that may be strict, and writes it for the compiler.
-pub type PrepareSchema<'a> = &'a mut dyn FnMut(&Value, bool) -> Result<String, GrammarError>;
-
-/// Checks a part of one tool's schema, and writes it for the compiler.
-type PreparePart<'a> = &'a mut dyn FnMut(&Value) -> Result<String, GrammarError>;
-
 /// The tool whose schema is refused.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Refused {
@@ -62,6 +56,7 @@ pub struct Refused {
 impl AnswerRules<'_> {
     /// Writes the grammar as text. A schema that cannot be enforced is refused for a strict tool; for other tools any object is accepted.
     pub fn lark(&self, prepare: PrepareSchema<'_>) -> Result<String, Refused> {
+        let mut preparing = Preparing::new(prepare);
         let mut lark = String::new();
         let thought = self.thought.filter(|thought| thought.wanted);
         let thought = thought.map(|thought| self.thought(thought, &mut lark)).unwrap_or_default();
@@ -79,7 +74,7 @@ impl AnswerRules<'_> {
                     if matches!(forced, Forced::Named(name) if name != tool.name) {
                         continue;
                     }
-                    let called = self.call(script, spelled, i, tool, prepare, &mut lark);
+                    let called = self.call(script, spelled, i, tool, &mut preparing, &mut lark);
                     // A grammar that is too large need not be written to its end.
                     called.and_then(|()| check_size(lark.len())).map_err(|error| Refused { tool: i, error })?;
                     names.push(format!("call_{i}"));
@@ -153,102 +148,49 @@ impl AnswerRules<'_> {
         spelled: Option<&str>,
         i: usize,
         tool: &Tool,
-        prepare: PrepareSchema<'_>,
+        preparing: &mut Preparing<'_>,
         lark: &mut String,
     ) -> Result<(), GrammarError> {
-        let prepare: PreparePart<'_> = &mut |schema: &Value| prepare(schema, tool.strict);
-        let anything = json!({"type": "object"});
-        let schema = tool.parameters.clone().unwrap_or_else(|| json!({"type": "object", "properties": {}, "additionalProperties": false}));
-        // Checked as a whole, so that refusals do not depend on the notation.
-        let (schema, prepared) = match prepare(&schema) {
-            Ok(prepared) => (schema, prepared),
-            Err(error) if tool.strict => return Err(error),
-            Err(_) => (anything.clone(), prepare(&anything)?),
+        let none = json!({"type": "object", "properties": {}, "additionalProperties": false});
+        let schema = tool.parameters.as_ref().unwrap_or(&none);
+        let written = match self.arguments(script, i, schema, tool.strict, preparing) {
+            Err(_) if !tool.strict => self.arguments(script, i, &json!({"type": "object"}), false, preparing),
+            written => written,
         };
-        match script.call {
+        let (arguments, rules) = written?;
+        let _ = match script.call {
             Call::Around { before, between, after } => {
                 let before = self.literal(&format!("{}{}{between}", without(before, spelled), tool.name));
-                let _ = writeln!(lark, "call_{i}: {before} arguments_{i} {}\narguments_{i}: %json {prepared}", self.literal(after));
+                writeln!(lark, "call_{i}: {before} {arguments} {}", self.literal(after))
             }
-            Call::Python => {
-                let arguments =
-                    self.properties(i, &schema, prepare, lark, &|key, value| format!("{} {value}", quoted(&format!("{key}="))), ", ")?;
-                let _ = writeln!(lark, "call_{i}: {} {arguments} \")\"", self.literal(&format!("{}(", tool.name)));
-            }
+            Call::Python => writeln!(lark, "call_{i}: {} {arguments} \")\"", self.literal(&format!("{}(", tool.name))),
             Call::Tags { before, after } => {
-                let tag = |key: &str, value: &str| format!("{} {value}", quoted(&format!("<parameter={key}>\n")));
-                let parameters = self.properties(i, &schema, prepare, lark, &tag, "")?;
                 let before = self.literal(&format!("{}<function={}>\n", without(before, spelled), tool.name));
-                let _ = writeln!(lark, "call_{i}: {before} {parameters} {}", self.literal(&format!("</function>{after}")));
+                writeln!(lark, "call_{i}: {before} {arguments} {}", self.literal(&format!("</function>{after}")))
             }
-        }
+        };
+        lark.push_str(&rules);
         Ok(())
     }
 
-    /// Writes rules for an object's properties in their order, with optional ones possibly left out. Returns the first rule.
-    fn properties(
+    /// Writes the rules of a tool's arguments. Returns the name of the first, and all of them.
+    fn arguments(
         &self,
+        script: &Script,
         i: usize,
         schema: &Value,
-        prepare: PreparePart<'_>,
-        lark: &mut String,
-        written: &dyn Fn(&str, &str) -> String,
-        join: &str,
-    ) -> Result<String, GrammarError> {
-        let none = Map::new();
-        let properties = schema.get("properties").and_then(Value::as_object).unwrap_or(&none);
-        let required: HashSet<_> =
-            schema.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
-        let tags = join.is_empty();
-        // Each property comes with all definitions.
-        check_size(properties.len().saturating_mul(definitions_bytes(schema)) / DEFINITIONS_AGAIN)?;
-        for (n, (key, property)) in properties.iter().enumerate() {
-            let value = format!("value_{i}_{n}");
-            if tags {
-                self.tag_value(&value, property, schema, prepare, lark)?;
-            } else {
-                let _ = writeln!(lark, "{value}: %json {}", prepare(&within(property, schema))?);
+        strict: bool,
+        preparing: &mut Preparing<'_>,
+    ) -> Result<(String, String), GrammarError> {
+        let notation = match script.call {
+            Call::Around { .. } => {
+                let prepared = preparing.whole(schema, strict)?;
+                return Ok((format!("arguments_{i}"), format!("arguments_{i}: %json {prepared}\n")));
             }
-            check_size(lark.len())?;
-            let one = written(key, &value);
-            let next = n + 1;
-            // `first`: no property precedes it in this call.
-            for (kind, before) in [("first", String::new()), ("next", if tags { String::new() } else { quoted(join) })] {
-                let _ = write!(lark, "{kind}_{i}_{n}: {before} {one} next_{i}_{next}");
-                let _ = if required.contains(key.as_str()) { writeln!(lark) } else { writeln!(lark, " | {kind}_{i}_{next}") };
-            }
-        }
-        let end = properties.len();
-        let _ = writeln!(lark, "first_{i}_{end}: \"\"\nnext_{i}_{end}: \"\"");
-        Ok(format!("first_{i}_0"))
-    }
-
-    /// Writes the rule of a value between tags. Free text cannot follow a string's pattern or length, but an enumeration.
-    fn tag_value(
-        &self,
-        rule: &str,
-        property: &Value,
-        schema: &Value,
-        prepare: PreparePart<'_>,
-        lark: &mut String,
-    ) -> Result<(), GrammarError> {
-        let end = "\n</parameter>\n";
-        let choices: Option<Vec<_>> = match (property.get("enum"), property.get("const")) {
-            (Some(Value::Array(choices)), _) => choices.iter().map(Value::as_str).collect(),
-            (_, Some(Value::String(only))) => Some(vec![only]),
-            _ => None,
+            Call::Python => Notation::Python,
+            Call::Tags { .. } => Notation::Tags,
         };
-        let _ = match (choices, xml_call::kind(Some(property))) {
-            (Some(choices), _) if !choices.is_empty() => {
-                let choices: Vec<_> = choices.into_iter().map(quoted).collect();
-                writeln!(lark, "{rule}: ({}) {}", choices.join(" | "), quoted(end))
-            }
-            (_, Kind::Json { string: false }) => {
-                writeln!(lark, "{rule}: {rule}_json {}\n{rule}_json: %json {}", quoted(end), prepare(&within(property, schema))?)
-            }
-            _ => writeln!(lark, "{rule}[suffix={}]: /(.|\\n)*/", quoted(end)),
-        };
-        Ok(())
+        Writer { notation, tool: i, strict }.rules(schema, preparing)
     }
 
     /// Writes literal text; marks in it that are tokens are referenced by their ids.
@@ -281,36 +223,9 @@ impl AnswerRules<'_> {
     }
 }
 
-/// The keys of definitions.
-const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
-/// The maximum size of all properties' copies of the definitions, as a multiple of the largest grammar. They are checked one by one.
-const DEFINITIONS_AGAIN: usize = 8;
-
-fn definitions_bytes(schema: &Value) -> usize {
-    DEFINITIONS.into_iter().filter_map(|key| schema.get(key)).map(|definitions| definitions.to_string().len()).sum()
-}
-
-/// A property as a schema of its own: references point to the definitions of the whole.
-fn within(property: &Value, whole: &Value) -> Value {
-    let mut property = property.clone();
-    if let Some(fields) = property.as_object_mut() {
-        for key in DEFINITIONS {
-            if let Some(definitions) = whole.get(key) {
-                fields.entry(key).or_insert_with(|| definitions.clone());
-            }
-        }
-    }
-    property
-}
-
 /// Strips a mark from the beginning of a text.
 fn without<'a>(text: &'a str, mark: Option<&str>) -> &'a str {
     mark.and_then(|mark| text.strip_prefix(mark)).unwrap_or(text)
-}
-
-fn quoted(text: &str) -> String {
-    // JSON does not escape this control character.
-    Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }
 
 /// Escapes text for a regular expression.
@@ -332,15 +247,18 @@ mod tests {
         GrammarError::Invalid("no".into())
     }
 
-    fn prepare(schema: &Value, _: bool) -> Result<String, GrammarError> {
-        if schema.to_string().contains("forbidden") { Err(no()) } else { Ok(schema.to_string()) }
+    fn prepare(schema: &Value, parts: &[Vec<String>], _: bool) -> Result<Vec<String>, GrammarError> {
+        if schema.to_string().contains("forbidden") {
+            return Err(no());
+        }
+        Ok(parts.iter().map(|places| places.iter().map(|place| schema.pointer(place).unwrap().to_string()).collect()).collect())
     }
 
     fn calls(format: &'static ToolFormat, parallel: bool) -> Calls {
         let parameters = json!({"properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a"]});
         let tools =
             [Tool { name: "f".into(), parameters: Some(parameters), ..Tool::default() }, Tool { name: "g".into(), ..Tool::default() }];
-        Calls { format, tools: tools.into(), parallel, forced_most: None }
+        Calls::new(format, &tools, parallel, None)
     }
 
     fn lark(tokenizer: &Tokenizer, thought: Option<&Thought>, calls: &Calls, forced: Forced) -> String {
@@ -448,31 +366,33 @@ row: "" call ("\n" call)* ""
     fn a_schema_that_cannot_be_kept_is_refused_where_it_must_be() {
         let forbidden = Tool { name: "f".into(), parameters: Some(json!({"forbidden": 1})), ..Tool::default() };
         let lark = |tool| {
-            let calls = Calls { format: &hermes::FORMAT, tools: [tool].into(), parallel: true, forced_most: None };
+            let calls = Calls::new(&hermes::FORMAT, &[tool], true, None);
             AnswerRules { tokenizer: &sentencepiece(), thought: None, calls: Some((&calls, Forced::Any)), answer: None }.lark(&mut prepare)
         };
         assert_eq!(lark(Tool { strict: true, ..forbidden.clone() }), Err(Refused { tool: 0, error: no() }));
         assert!(lark(forbidden).unwrap().contains(r#"arguments_0: %json {"type":"object"}"#));
     }
 
-    /// Each property is checked with all definitions of its tool.
+    /// Each property comes with rules of its own.
     #[test]
-    fn many_properties_beside_many_definitions_are_refused_before_they_are_written() {
-        let properties: Map<_, _> = (0..5000).map(|i| (format!("p{i}"), json!({"type": "integer"}))).collect();
-        let definitions: Map<_, _> = (0..5000).map(|i| (format!("d{i}"), json!({"type": "null"}))).collect();
-        let tool = Tool {
-            name: "f".into(),
-            parameters: Some(json!({"type": "object", "properties": properties, "$defs": definitions})),
-            ..Tool::default()
+    fn many_properties_are_refused_before_all_are_written_or_may_be_any() {
+        let properties: serde_json::Map<_, _> = (0..3000).map(|i| (format!("p{i}"), json!({"type": "integer"}))).collect();
+        let definitions: serde_json::Map<_, _> = (0..3000).map(|i| (format!("d{i}"), json!({"type": "null"}))).collect();
+        let parameters = json!({"type": "object", "properties": properties, "$defs": definitions});
+        let lark = |strict| {
+            let tool = Tool { name: "f".into(), parameters: Some(parameters.clone()), strict, ..Tool::default() };
+            let calls = Calls::new(&qwen_coder::FORMAT, &[tool], false, None);
+            let rules = AnswerRules { tokenizer: &sentencepiece(), thought: None, calls: Some((&calls, Forced::Any)), answer: None };
+            let mut judged = 0;
+            let lark = rules.lark(&mut |schema, parts, strict| {
+                judged += 1;
+                prepare(schema, parts, strict)
+            });
+            assert_eq!(judged, 1);
+            lark
         };
-        let calls = Calls { tools: [tool].as_slice().into(), ..calls(&qwen_coder::FORMAT, false) };
-        let rules = AnswerRules { tokenizer: &sentencepiece(), thought: None, calls: Some((&calls, Forced::Any)), answer: None };
-        let mut judged = 0;
-        let refused = rules.lark(&mut |schema, strict| {
-            judged += 1;
-            prepare(schema, strict)
-        });
+        let refused = lark(true);
         assert!(matches!(refused, Err(Refused { tool: 0, error: GrammarError::TooLarge { .. } })), "{refused:?}");
-        assert_eq!(judged, 1);
+        assert!(lark(false).unwrap().contains("first_0_0: open_0*"));
     }
 }

@@ -29,7 +29,7 @@ fn tools() -> Arc<[Tool]> {
 }
 
 fn rules(format: &'static ToolFormat) -> OutputRules {
-    OutputRules { calls: Some(Calls { format, tools: tools(), parallel: true, forced_most: None }), ..OutputRules::default() }
+    OutputRules { calls: Some(Calls::new(format, &tools(), true, None)), ..OutputRules::default() }
 }
 
 fn read_pieces<'a>(format: &'static ToolFormat, pieces: impl IntoIterator<Item = &'a str>) -> Read {
@@ -198,6 +198,44 @@ fn qwen_coder_calls() {
     assert_eq!(read("<function=f><parameter=n>many</parameter></function>"), reads("", &[("f", r#"{"n": "many"}"#)]));
     assert_eq!(read("<function=f>\n<parameter=s>\na\n</parameter>\n</tool_call>").calls, [("f".into(), r#"{"s": "a"}"#.into())]);
     assert_eq!(read("<function=f>\n<parameter=s>\na\n</para"), reads("", &[("f", "{\"s\": \"a\\n</para")]));
+}
+
+/// Where strings have no quotation marks, the schema tells them from other values, however it is written.
+#[test]
+fn texts_between_tags_are_the_values_that_their_schema_allows() {
+    let definitions = json!({
+        "Year": {"enum": ["1999", "2000"], "type": "string"}, "Name": {"$anchor": "name", "type": "string"}, "Count": {"type": "integer"},
+        "Loop": {"$ref": "#/$defs/Loop"},
+    });
+    for (schema, text, expected) in [
+        (json!({"$ref": "#/$defs/Year"}), "1999", json!("1999")),
+        (json!({"allOf": [{"$ref": "#/$defs/Year"}]}), "1999", json!("1999")),
+        (json!({"$ref": "#name"}), "true", json!("true")),
+        (json!({"$ref": "#/properties/q"}), "12", json!("12")),
+        (json!({"type": ["string", "null"]}), "1999", json!("1999")),
+        (json!({"type": ["string", "null"]}), "null", json!(null)),
+        (json!({"type": ["string", "null"]}), "True", json!("True")),
+        (json!({"type": ["string", "null"], "enum": ["1", null]}), "1", json!("1")),
+        (json!({"anyOf": [{"$ref": "#/$defs/Year"}, {"type": "null"}]}), "None", json!(null)),
+        (json!({"anyOf": [{"const": "1"}, {"const": 2}]}), "1", json!("1")),
+        (json!({"anyOf": [{"const": "1"}, {"const": 2}]}), "2", json!(2)),
+        (json!({"anyOf": [{"type": "string"}, {"$ref": "#/$defs/Count"}]}), "3", json!(3)),
+        (json!({"anyOf": [{"type": "string"}, {"$ref": "#/$defs/Count"}]}), "3.5", json!("3.5")),
+        (json!({"anyOf": [{"type": "string"}, {"type": "array"}]}), "{}", json!("{}")),
+        (json!({"anyOf": [{"type": "string"}, {"type": "array"}]}), "[1]", json!([1])),
+        (json!({"$ref": "#/$defs/Count"}), "7", json!(7)),
+        (json!({"$ref": "#/$defs/Count"}), "seven", json!("seven")),
+        (json!({"$ref": "#/$defs/Loop"}), "5", json!(5)),
+        (json!({"$ref": "#/$defs/none"}), "5", json!(5)),
+        (json!({}), "5", json!(5)),
+    ] {
+        let parameters = json!({"properties": {"p": schema, "q": {"type": "string"}}, "$defs": definitions});
+        let tool = Tool { name: "f".into(), parameters: Some(parameters), ..Tool::default() };
+        let rules = OutputRules { calls: Some(Calls::new(&qwen_coder::FORMAT, &[tool], true, None)), ..OutputRules::default() };
+        let read = read_to(&rules, false, [&*format!("<function=f>\n<parameter=p>\n{text}\n</parameter>\n</function>")]);
+        let arguments: Value = serde_json::from_str(&read.calls[0].1).unwrap();
+        assert_eq!(arguments, json!({"p": expected}), "{schema}: {text}");
+    }
 }
 
 #[test]

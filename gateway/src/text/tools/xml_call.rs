@@ -7,6 +7,7 @@ use crate::text::{
     tools::format::{Names, Reader, Step},
 };
 use serde_json::Value;
+use tidemill_grammar::schema::outline::Outline;
 
 const FUNCTION: &str = "<function=";
 const FUNCTION_END: &str = "</function>";
@@ -43,23 +44,15 @@ enum State {
 
 #[derive(Debug)]
 struct ParameterValue {
-    kind: Kind,
+    name: String,
+    /// Whether it is a string, whatever its text; otherwise the text decides when it is complete.
+    string: bool,
     /// Whether the value has started: the line break after the tag does not belong to it.
     begun: bool,
     /// Text that may be the value's end.
     held: String,
     /// The whole value, if it may be JSON.
     text: String,
-}
-
-/// The kind of values that a schema allows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    String,
-    /// JSON of any other type; also a string, if `string`.
-    Json {
-        string: bool,
-    },
 }
 
 impl XmlCall {
@@ -106,11 +99,11 @@ impl XmlCall {
                 }
             }
             State::ParameterName(name) if c == '>' && !name.is_empty() => {
-                let kind = kind(self.names.parameter(&self.name, &name));
+                let string = self.names.values(&self.name, &name).is_text();
                 let comma = if std::mem::replace(&mut self.given, true) { ", " } else { "" };
-                let quote_mark = if kind == Kind::String { "\"" } else { "" };
+                let quote_mark = if string { "\"" } else { "" };
                 events.arguments(&format!("{comma}{}: {quote_mark}", quote(&name)));
-                State::Value(ParameterValue { kind, begun: false, held: String::new(), text: String::new() })
+                State::Value(ParameterValue { name, string, begun: false, held: String::new(), text: String::new() })
             }
             State::ParameterName(mut name) if c != '>' && !c.is_control() && name.len() < NAME_BYTES_MAX => {
                 name.push(c);
@@ -122,20 +115,26 @@ impl XmlCall {
             }
             State::Value(mut value) => match value.step(c, events) {
                 None => State::Value(value),
-                Some(PARAMETER) => State::ParameterName(String::new()),
-                Some(FUNCTION_END) => {
-                    events.arguments("}");
-                    return Err(Step::Done);
-                }
-                Some(_) => {
-                    events.arguments("}");
-                    let mut tag = CALL_END.to_owned();
-                    tag.pop();
-                    return Err(Step::Refused(tag));
+                Some(tag) => {
+                    value.end(self.names.values(&self.name, &value.name), events);
+                    return after_value(tag, events);
                 }
             },
         })
     }
+}
+
+/// The state after a value and the tag that follows it.
+fn after_value(tag: &'static str, events: &mut Events) -> Result<State, Step> {
+    if tag == PARAMETER {
+        return Ok(State::ParameterName(String::new()));
+    }
+    events.arguments("}");
+    Err(match tag {
+        FUNCTION_END => Step::Done,
+        // The last character comes again.
+        tag => Step::Refused(tag[..tag.len() - 1].to_owned()),
+    })
 }
 
 impl Reader for XmlCall {
@@ -164,10 +163,7 @@ impl ParameterValue {
         self.held.push(c);
         loop {
             match following(&self.held) {
-                Following::Tag(tag) => {
-                    self.end(events);
-                    return Some(tag);
-                }
+                Following::Tag(tag) => return Some(tag),
                 Following::Open => return None,
                 Following::Other => {
                     let c = self.held.remove(0);
@@ -178,27 +174,23 @@ impl ParameterValue {
     }
 
     fn add(&mut self, c: char, events: &mut Events) {
-        match self.kind {
-            Kind::String => {
-                let mut text = String::new();
-                push_quoted(c, &mut text);
-                events.arguments(&text);
-            }
-            Kind::Json { .. } => {
-                self.text.push(c);
-                if self.text.len() > JSON_BYTES_MAX {
-                    self.kind = Kind::String;
-                    let quoted = quote(&std::mem::take(&mut self.text));
-                    events.arguments(&quoted[..quoted.len() - 1]);
-                }
-            }
+        if self.string {
+            let mut text = String::new();
+            push_quoted(c, &mut text);
+            return events.arguments(&text);
+        }
+        self.text.push(c);
+        if self.text.len() > JSON_BYTES_MAX {
+            self.string = true;
+            let quoted = quote(&std::mem::take(&mut self.text));
+            events.arguments(&quoted[..quoted.len() - 1]);
         }
     }
 
-    fn end(&mut self, events: &mut Events) {
-        match self.kind {
-            Kind::String => events.arguments("\""),
-            Kind::Json { string } => events.arguments(&json(&self.text, string)),
+    fn end(&self, values: &Outline, events: &mut Events) {
+        match self.string {
+            true => events.arguments("\""),
+            false => events.arguments(&json(&self.text, values)),
         }
     }
 
@@ -236,7 +228,7 @@ fn following(held: &str) -> Following {
 }
 
 /// The JSON of a value that need not be a string.
-fn json(text: &str, string: bool) -> String {
+fn json(text: &str, values: &Outline) -> String {
     let trimmed = text.trim();
     let python = match trimmed {
         "True" => "true",
@@ -245,42 +237,9 @@ fn json(text: &str, string: bool) -> String {
         other => other,
     };
     match serde_json::from_str::<Value>(python) {
-        // `"a"`, if a string is allowed, is a string with quotes, like any other text.
-        Ok(value) if !(string && value.is_string()) => python.to_owned(),
+        // `"a"` is a string with quotes, and `1999` one of digits, where that is what the schema allows.
+        Ok(value) if !values.allows_text() || (!value.is_string() && values.allows(&value)) => python.to_owned(),
         _ => quote(text),
-    }
-}
-
-/// Returns the kind of values that this schema allows.
-pub(super) fn kind(schema: Option<&Value>) -> Kind {
-    let Some(schema) = schema else { return Kind::Json { string: true } };
-    let mut types = Vec::new();
-    collect_types(schema, &mut types, 0);
-    match &types[..] {
-        [] => Kind::Json { string: true },
-        types if types.iter().all(|kind| *kind == "string") => Kind::String,
-        types => Kind::Json { string: types.contains(&"string") },
-    }
-}
-
-/// Collects the names of the types that a schema allows, as far as it states them directly.
-fn collect_types<'a>(schema: &'a Value, types: &mut Vec<&'a str>, depth: usize) {
-    if depth > 4 {
-        return;
-    }
-    match schema.get("type") {
-        Some(Value::String(kind)) => types.push(kind),
-        Some(Value::Array(kinds)) => types.extend(kinds.iter().filter_map(Value::as_str)),
-        _ => {
-            for value in schema.get("enum").and_then(Value::as_array).into_iter().flatten().chain(schema.get("const")) {
-                types.push(if value.is_string() { "string" } else { "other" });
-            }
-            for key in ["anyOf", "oneOf", "allOf"] {
-                for inner in schema.get(key).and_then(Value::as_array).into_iter().flatten() {
-                    collect_types(inner, types, depth + 1);
-                }
-            }
-        }
     }
 }
 
