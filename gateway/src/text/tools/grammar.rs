@@ -388,7 +388,8 @@ row: "" call ("\n" call)* ""
                 judged += 1;
                 prepare(schema, parts, strict)
             });
-            assert_eq!(judged, 1);
+            // Any object is judged as well, for the tool that need not follow its schema.
+            assert_eq!(judged, if strict { 1 } else { 2 });
             lark
         };
         let refused = lark(true);
