@@ -26,7 +26,7 @@ fn asks(models: &[&str], max_tokens: u32) -> Vec<Value> {
         json!({"guided_regex": "([a-f]{1,9} ){30,}"}),
         json!({"guided_grammar": "root ::= line{5,40}\nline ::= [0-9a-z]+ \" = \" ([1-9] [0-9]* | \"nothing\") \"\\n\"", "logprobs": 3, "seed": 9, "temperature": 0.5}),
         json!({"response_format": {"type": "json_object"}, "min_tokens": 40}),
-        json!({"prompt_logprobs": 1, "echo": false}),
+        json!({"logprobs": 1, "echo": true}),
     ];
     let mut numbers = Numbers(46);
     let lengths = [1, 15, 16, 17, 33, 47, 64, 100, 130, 200, 255, 300];
@@ -47,16 +47,8 @@ fn asks(models: &[&str], max_tokens: u32) -> Vec<Value> {
 /// The part of an answer that must not change.
 fn answer(body: &Value) -> Value {
     let choices = body["choices"].as_array().expect("choices").iter();
-    let choice = |choice: &Value| {
-        json!([
-            choice["token_ids"],
-            choice["text"],
-            choice["finish_reason"],
-            choice["stop_reason"],
-            choice["logprobs"],
-            choice["prompt_logprobs"]
-        ])
-    };
+    let choice =
+        |choice: &Value| json!([choice["token_ids"], choice["text"], choice["finish_reason"], choice["stop_reason"], choice["logprobs"]]);
     json!([choices.map(choice).collect::<Vec<_>>(), body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]])
 }
 
