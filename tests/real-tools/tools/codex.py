@@ -18,6 +18,7 @@ name = "Tidemill"
 base_url = "{os.environ['OPENAI_BASE_URL']}"
 env_key = "OPENAI_API_KEY"
 wire_api = "responses"
+model_catalog_url = "{os.environ['OPENAI_BASE_URL']}/models"
 request_max_retries = 0
 stream_max_retries = 0
 """)
