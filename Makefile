@@ -85,7 +85,7 @@ test-rocksdb: setup-build setup-rocksdb
 real: programs
 	python3 bench/real.py $(TARGET)/release/tidemill "$(MODEL)" $(PARTS)
 
-# Some 20 GB of packages, once, in target/real-tools; the network is needed for these only.   (make real-tools MODEL=qwen.gguf TOOLS="codex aider")
+# Some 16 GB of packages, once, in target/real-tools; the network is needed for these only.   (make real-tools MODEL=qwen.gguf TOOLS="codex aider")
 .PHONY: real-tools
 real-tools: programs
 	tests/real-tools/run --program $(TARGET)/release/tidemill $(if $(MODEL),--model "$(MODEL)") $(TOOLS)
