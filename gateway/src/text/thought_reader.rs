@@ -3,7 +3,7 @@
 //! The table reads tokens as the splitters of [`reasoning`](super::reasoning) and [`harmony`](super::harmony) read their text, so that what
 //! is limited is what clients see as reasoning.
 //!
-//! - [`spelled`]: the text of every token; [`tagged`]: thoughts between two marks; [`channelled`]: thoughts in a channel
+//! - `spelled`: the text of every token; `tagged`: thoughts between two marks; `channelled`: thoughts in a channel
 
 mod channelled;
 mod spelled;
