@@ -127,7 +127,7 @@ impl Member {
                     LinkEvent::Up => known.link = Some(link),
                     LinkEvent::Down => known.link = None,
                     LinkEvent::Message(message) => match *message {
-                        ToWorker::Decode(job) => known.sequences.push(job.sequence),
+                        ToWorker::Decode(job) | ToWorker::DecodeLimited { job, .. } => known.sequences.push(job.sequence),
                         ToWorker::Prefill(job) => known.requests.push(job.request),
                         _ => {}
                     },
