@@ -7,7 +7,7 @@ use super::{
     },
     schema::{
         Field,
-        Kind::{Any, Bool, Integer, Map, Named, Text, Words},
+        Kind::{Any, Bool, Either, Integer, List, Map, Named, Text, Words},
         field,
     },
 };
@@ -22,6 +22,11 @@ const FILES_PAGE: &[Field] = &[
     field("limit", Integer, "The most entries of the page."),
     field("order", Words(&["asc", "desc"]), "The order by time; the newest come first without it."),
     field("purpose", Text, "The purpose of the files that are listed; all without it."),
+];
+const MODELS_PAGE: &[Field] = &[
+    field("limit", Integer, "The most models of the page; all without it."),
+    field("after_id", Text, "The model after which the page begins."),
+    field("before_id", Text, "The model before which the page ends."),
 ];
 const RESUMED: &[Field] = &[
     field("stream", Bool, "Whether the stream goes on; a stored response comes whole without it."),
@@ -98,6 +103,22 @@ pub(super) const OPERATIONS: &[Operation] = &[
         .ours()
         .takes(Json(Named("RerankRequest")))
         .gives(Json(Named("Ranking"))),
+    route("POST", "/v2/rerank", "rerank_second", TEXTS, "Orders documents, as in Cohere's second API.")
+        .ours()
+        .takes(Json(Named("RerankRequest")))
+        .gives(Json(Named("CohereRanking"))),
+    route("POST", "/rerank", "rerank_bare", TEXTS, "Orders documents, as in vLLM; in TEI's form where they are `texts`.")
+        .ours()
+        .takes(Json(Named("RerankRequest")))
+        .gives(Json(Either(&[Named("Ranking"), List(&Named("TeiRanked"))]))),
+    route("POST", "/v1/score", "score", TEXTS, "Scores pairs of texts.")
+        .ours()
+        .takes(Json(Named("ScoreRequest")))
+        .gives(Json(Named("ScoreList"))),
+    route("POST", "/score", "score_bare", TEXTS, "Scores pairs of texts, as in vLLM.")
+        .ours()
+        .takes(Json(Named("ScoreRequest")))
+        .gives(Json(Named("ScoreList"))),
     route("POST", "/v1/classify", "classify", TEXTS, "Classifies texts.")
         .ours()
         .takes(Json(Named("ClassifyRequest")))
@@ -189,7 +210,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
         .ours()
         .takes(Json(Named("FeedbackRequest")))
         .gives(Json(Named("Feedback"))),
-    route("GET", "/v1/models", "list_models", MODELS, "Lists the models.").gives(Json(Named("ModelList"))),
+    route("GET", "/v1/models", "list_models", MODELS, "Lists the models.").query(MODELS_PAGE).gives(Json(Named("ModelList"))),
     route("GET", "/v1/models/{*id}", "retrieve_model", MODELS, "Shows a model.").gives(Json(Named("Model"))),
     route("GET", "/", "greet", SERVER, "Says that this is Tidemill.").ours().gives(Content::Text("text/plain")),
     route("GET", "/health", "health", SERVER, "Answers while the process lives.").ours().gives(Nothing),

@@ -21,7 +21,8 @@ const CHAT: &[Field] = &[
     field("server_tools", List(&Text), "Names of tools that run on the server.").ours(),
     field("functions", List(&Named("FunctionDefinition")), "The older form of `tools`."),
     field("function_call", Any, "The older form of `tool_choice`."),
-    field("reasoning_effort", Text, "The length of the model's reasoning, for templates that know it."),
+    field("reasoning_effort", Text, "The length of the model's reasoning: in the template's words, or as a number of tokens."),
+    field("thinking_token_budget", Integer, "The most tokens of the model's reasoning; 0 is none.").ours(),
     field(
         "conversation",
         Either(&[Text, Named("ConversationTurn")]),
@@ -175,6 +176,7 @@ pub(super) const OBJECTS: &[Object] = &[
                 field("echo", Bool, "Whether the answer begins with the prompt."),
                 field("logprobs", Integer, "The number of likely tokens beside each token."),
                 field("suffix", Text, "The text after the gap that the answer fills, for models whose tokenizer has marks for that."),
+                field("thinking_token_budget", Integer, "Refused: a completion knows no reasoning.").ours(),
             ]),
             Shared {
                 fields: GENERATE,

@@ -26,6 +26,7 @@ pub(super) const OBJECTS: &[Object] = &[
                 field("tool_choice", Any, "`auto`, `none`, `required`, or an object that names a tool or lists those allowed."),
                 field("parallel_tool_calls", Bool, "Whether one answer may have several calls."),
                 field("reasoning", Named("ReasoningWish"), "The wish for reasoning."),
+                field("thinking_token_budget", Integer, "The most tokens of the model's reasoning; 0 is none.").ours(),
                 field("text", Named("TextWish"), "The form of the answer's text."),
                 field("metadata", Map(&Text), "The client's own notes: at most 16."),
                 field("prompt", Any, "Refused: there are no stored prompts."),
@@ -35,7 +36,7 @@ pub(super) const OBJECTS: &[Object] = &[
             Shared {
                 fields: GENERATE,
                 standard: &["model", "stream", "stream_options", "temperature", "top_p", "service_tier"],
-                without: &["n", "best_of", "max_tokens", "max_completion_tokens"],
+                without: &["n", "best_of", "max_tokens", "max_completion_tokens", "n_predict"],
             },
         ],
     ),

@@ -18,12 +18,13 @@ const BODY: &[Field] = &[
     field("tool_choice", Named("ToolChoice"), "The choice of a tool."),
     field("thinking", Named("Thinking"), "The wish for reasoning: without it, there is none."),
     field("output_config", Named("OutputConfig"), "The effort, and the form of the answer."),
+    field("output_format", Map(&Any), "The older form of `output_config.format`."),
 ];
 
 const SHARED: Part = Shared {
     fields: GENERATE,
     standard: &["model", "stream", "temperature", "top_p", "top_k", "service_tier"],
-    without: &["n", "best_of", "max_tokens", "max_completion_tokens", "stop"],
+    without: &["n", "best_of", "max_tokens", "max_completion_tokens", "n_predict", "stop"],
 };
 
 pub(super) const OBJECTS: &[Object] = &[
@@ -65,7 +66,14 @@ pub(super) const OBJECTS: &[Object] = &[
             field("disable_parallel_tool_use", Bool, "Whether an answer has one call at most."),
         ])],
     ),
-    sent("Thinking", "The wish for reasoning.", &[Own(&[field("type", Text, "`enabled`, `adaptive` or `disabled`.").needed()])]),
+    sent(
+        "Thinking",
+        "The wish for reasoning.",
+        &[Own(&[
+            field("type", Text, "`enabled`, `adaptive` or `disabled`.").needed(),
+            field("budget_tokens", Integer, "The most tokens of reasoning, at least 1024, for the type `enabled`."),
+        ])],
+    ),
     sent(
         "OutputConfig",
         "The effort, and the form of an answer.",

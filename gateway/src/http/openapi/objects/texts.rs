@@ -58,9 +58,21 @@ pub(super) const OBJECTS: &[Object] = &[
         &[Own(&[
             field("model", Text, "The model's name.").ours(),
             field("query", Text, "The query.").needed().ours(),
-            field("documents", List(&Either(&[Text, Named("RerankDocument")])), "The documents.").needed().ours(),
+            field("documents", List(&Either(&[Text, Named("RerankDocument")])), "The documents; or else `texts`.").ours(),
+            field("texts", List(&Either(&[Text, Named("RerankDocument")])), "The documents, by TEI's name, for an answer in its form.")
+                .ours(),
             field("top_n", Integer, "The number of documents in the answer; all without it.").ours(),
             field("return_documents", Bool, "Whether the answer has the documents' texts; it has, unless this is false.").ours(),
+            field("return_text", Bool, "The same, by TEI's name.").ours(),
+            field("raw_scores", Bool, "Whether scores are the model's own numbers.").ours(),
+            field("max_tokens_per_doc", Integer, "The most tokens of a document, which is cut there.").ours(),
+            field(
+                "truncate_prompt_tokens",
+                Integer,
+                "The most tokens of a query and a document, which is cut there; -1 for the model's limit.",
+            )
+            .ours(),
+            field("truncate", Bool, "Whether a document that is too long is cut; it is refused if this is false.").ours(),
         ])],
     ),
     sent("RerankDocument", "A document.", &[Own(&[field("text", Text, "Its text.").needed().ours()])]),
@@ -81,6 +93,62 @@ pub(super) const OBJECTS: &[Object] = &[
             field("index", Integer, "The document's place in the request.").needed(),
             field("relevance_score", Number, "The relevance, from 0 to 1.").needed(),
             field("document", Any, "The document, as an object with `text`."),
+        ])],
+    ),
+    answered(
+        "CohereRanking",
+        "Documents, the most relevant first, as in Cohere's second API.",
+        &[Own(&[
+            field("id", Text, "The answer's id.").needed(),
+            field("results", List(&Named("Ranked")), "The documents.").needed(),
+            field("meta", Map(&Any), "The API's version, and the tokens.").needed(),
+        ])],
+    ),
+    answered(
+        "TeiRanked",
+        "A document and its relevance, as in TEI.",
+        &[Own(&[
+            field("index", Integer, "The document's place in the request.").needed(),
+            field("score", Number, "The relevance.").needed(),
+            field("text", Text, "The document."),
+        ])],
+    ),
+    sent(
+        "ScoreRequest",
+        "Texts to be compared: one with one or several, or as many with as many.",
+        &[Own(&[
+            field("model", Text, "The model's name.").ours(),
+            field("text_1", Either(&[Text, List(&Text)]), "The first text, or several.").ours(),
+            field("text_2", Either(&[Text, List(&Text)]), "The second text, or several.").ours(),
+            field("queries", Either(&[Text, List(&Text)]), "The newer name of `text_1`.").ours(),
+            field("documents", Either(&[Text, List(&Text)]), "The newer name of `text_2`.").ours(),
+            field(
+                "truncate_prompt_tokens",
+                Integer,
+                "The most tokens of a pair, whose second text is cut there; -1 for the model's limit.",
+            )
+            .ours(),
+        ])],
+    ),
+    answered(
+        "ScoreList",
+        "The score of each pair.",
+        &[Own(&[
+            field("id", Text, "The answer's id.").needed(),
+            field("object", Text, "`list`.").needed(),
+            field("created", Integer, "The time in Unix seconds.").needed(),
+            field("model", Text, "The model.").needed(),
+            field("data", List(&Named("Score")), "The scores.").needed(),
+            field("usage", Named("ReadUsage"), "The tokens.").needed(),
+        ])],
+    ),
+    answered(
+        "Score",
+        "A pair's score.",
+        &[Own(&[
+            field("index", Integer, "The pair's place.").needed(),
+            field("object", Text, "`score`.").needed(),
+            field("score", Number, "The score, from 0 to 1.").needed(),
         ])],
     ),
     sent(
