@@ -1,7 +1,7 @@
 //! The thought that a client wants before an answer: whether there is one, and how long it may be.
 
-use super::Dialog;
 use crate::text::template::ChatTemplate;
+use minijinja::Value;
 use std::collections::BTreeMap;
 
 /// The effort that turns thinking off.
@@ -29,6 +29,19 @@ impl ReasoningWish {
         let by_effort = || self.effort.as_deref().map(|effort| effort != NO_EFFORT);
         self.enable_thinking.or_else(by_effort).or(self.budget.map(|budget| budget > 0))
     }
+
+    /// The most tokens of thought in the next answer, for a template that gets these variables of the client's; `None` without a limit. A
+    /// budget has precedence over the effort, whose limit holds unless the template has a word for it.
+    pub fn tokens_max(&self, template: &ChatTemplate, kwargs: &BTreeMap<String, Value>, budgets: &ThoughtBudgets) -> Option<u32> {
+        let by_client = SWITCHES.iter().find_map(|name| Some(kwargs.get(*name)?.is_true()));
+        if !by_client.or_else(|| self.thinks()).unwrap_or(true) {
+            return Some(0);
+        }
+        let has_words = template.mentions(EFFORT);
+        let of_effort = || budgets.0.get(self.effort.as_deref().filter(|_| !has_words)?).copied();
+        let most = self.budget.or_else(of_effort)?;
+        Some(most.saturating_sub(u32::try_from(self.spent).unwrap_or(u32::MAX)))
+    }
 }
 
 /// The most tokens of thought for each effort; an effort that is not listed has no limit.
@@ -43,31 +56,15 @@ impl Default for ThoughtBudgets {
     }
 }
 
-impl Dialog {
-    /// The most tokens of thought in the next answer; `None` without a limit. A budget has precedence over the effort, whose limit holds
-    /// unless the template has a word for it.
-    pub fn thought_tokens_max(&self, template: &ChatTemplate, budgets: &ThoughtBudgets) -> Option<u32> {
-        let by_client = SWITCHES.iter().find_map(|name| Some(self.template_kwargs.get(*name)?.is_true()));
-        if !by_client.or_else(|| self.reasoning.thinks()).unwrap_or(true) {
-            return Some(0);
-        }
-        let has_words = template.mentions(EFFORT);
-        let of_effort = || budgets.0.get(self.reasoning.effort.as_deref().filter(|_| !has_words)?).copied();
-        let most = self.reasoning.budget.or_else(of_effort)?;
-        Some(most.saturating_sub(u32::try_from(self.reasoning.spent).unwrap_or(u32::MAX)))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::text::config::ModelConfig;
-    use minijinja::Value;
 
     fn most(reasoning: ReasoningWish, kwargs: &[(&str, bool)], template: &str) -> Option<u32> {
         let template = ChatTemplate::new(template.into(), &ModelConfig::default()).unwrap();
-        let template_kwargs = kwargs.iter().map(|&(name, value)| (name.to_owned(), Value::from(value))).collect();
-        Dialog { reasoning, template_kwargs, ..Dialog::default() }.thought_tokens_max(&template, &ThoughtBudgets::default())
+        let kwargs = kwargs.iter().map(|&(name, value)| (name.to_owned(), Value::from(value))).collect();
+        reasoning.tokens_max(&template, &kwargs, &ThoughtBudgets::default())
     }
 
     fn effort(effort: &str) -> ReasoningWish {

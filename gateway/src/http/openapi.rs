@@ -4,7 +4,7 @@
 //! - `clients`, `operators`: the routes of both ports; `objects`: what they read and write
 //! - `compared`, in tests: the structs that read and write bodies, field by field
 //!
-//! Who adds a route or a field adds its row here: tests compare the documents with both ports' tables of routes, and with the structs.
+//! A new route or field needs its row here: tests compare the documents with both ports' tables of routes, and with the structs.
 
 mod clients;
 #[cfg(test)]

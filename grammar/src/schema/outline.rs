@@ -72,7 +72,7 @@ impl Arguments {
 const KEYWORDS_MAX: usize = 1 << 16;
 const LOOSE: &str = "it cannot be kept in this model's notation of calls, which writes each argument by itself, and the tool is strict";
 
-/// What a schema says about objects.
+/// The part of a schema that is about objects.
 #[derive(Default)]
 struct Object {
     properties: Vec<(String, Vec<String>)>,

@@ -25,7 +25,7 @@ const USAGE: &str = "metrics/usage.rs";
 /// Files with some structs that are, too.
 const FILES: [&str; 4] = ["rollout/record.rs", "batch/life.rs", "base/registry.rs", "../../tenancy/src/limits.rs"];
 
-/// Where a struct is in a document: file, struct, and objects.
+/// The places of structs in the documents: file, struct, and objects.
 const DOCUMENTED: &[(&str, &str, &[&str])] = &[
     ("http/openai.rs", "ChatRequest", &["ChatRequest", "TokenizeRequest"]),
     ("http/openai.rs", "ChatTool", &["Tool"]),

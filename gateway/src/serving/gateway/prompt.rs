@@ -124,7 +124,7 @@ impl Gateway {
     /// The limit on the thought of an answer to a dialog, if the client wants one. A model without thoughts keeps any.
     fn thought_limit(&self, dialog: &Dialog, output: &OutputRules) -> Result<Option<ThoughtLimit>, ApiError> {
         let (text, budgets) = (self.text(), &self.shared.settings.requests.thought_budgets);
-        let most = text.template.as_ref().and_then(|template| dialog.thought_tokens_max(template, budgets));
+        let most = text.template.as_ref().and_then(|template| dialog.reasoning.tokens_max(template, &dialog.template_kwargs, budgets));
         let Some(most) = most.filter(|_| output.thought.is_some() || output.channels.is_some()) else { return Ok(None) };
         let open = output.channels.is_none() && output.thought.as_ref().is_some_and(|thought| thought.open);
         match text.limited_thoughts() {

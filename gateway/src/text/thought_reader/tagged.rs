@@ -63,7 +63,7 @@ pub(super) fn reader(begin: &'static str, end: &'static str, closing: &[Token], 
             state.ending = vec![*closing.first()?];
         }
     }
-    // Where the model has begun to close, it goes on.
+    // A model that has begun to close goes on.
     for &token in closing {
         let state = places.iter().position(|place| *place == at)?;
         if at == Place::Answer {

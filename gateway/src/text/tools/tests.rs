@@ -200,7 +200,7 @@ fn qwen_coder_calls() {
     assert_eq!(read("<function=f>\n<parameter=s>\na\n</para"), reads("", &[("f", "{\"s\": \"a\\n</para")]));
 }
 
-/// Where strings have no quotation marks, the schema tells them from other values, however it is written.
+/// The schema tells strings without quotation marks from other values, however it is written.
 #[test]
 fn texts_between_tags_are_the_values_that_their_schema_allows() {
     let definitions = json!({

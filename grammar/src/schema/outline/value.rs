@@ -263,7 +263,7 @@ impl<'r, 'a> Reader<'r, 'a> {
         if are_few {
             return any;
         }
-        // What matches two options is not allowed.
+        // A value that matches two options is not allowed.
         let text = if shared.has(Types::STRING) { Text::Loose } else { any.text };
         Outline { text, constrained: any.constrained.or(shared.without(Types::STRING)), ..any }
     }

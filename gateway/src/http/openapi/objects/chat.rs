@@ -210,7 +210,7 @@ pub(super) const OBJECTS: &[Object] = &[
                 field("return_token_strs", Bool, "Whether the answer has each token's text.").ours(),
                 field("messages", List(&Named("Message")), "The dialog, in place of a prompt.").ours(),
             ]),
-            // Of a chat, what shapes the prompt.
+            // The fields of a chat that shape its prompt.
             Shared { fields: CHAT, standard: &[], without: &["messages"] },
         ],
     ),

@@ -1,4 +1,4 @@
-//! What operators send and read.
+//! Bodies that operators send and read.
 
 use crate::http::openapi::schema::{
     Kind::{self, Any, Bool, Either, Integer, List, Named, Number, Text, Words},

@@ -1,4 +1,4 @@
-//! What is stored for clients: conversations, facts, feedback and appeals.
+//! Things that are stored for clients: conversations, facts, feedback and appeals.
 
 use crate::http::openapi::schema::{
     Kind::{Any, Bool, Either, Integer, List, Map, Named, Null, Text, Words},
