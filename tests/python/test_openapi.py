@@ -61,7 +61,7 @@ class Caller:
 
     def __init__(self, document, package, url, key):
         self.document = document
-        self.client = package.AuthenticatedClient(base_url=url, token=key, timeout=60)
+        self.client = package.AuthenticatedClient(base_url=url, token=key, timeout=60, follow_redirects=True)
         self.operations = {
             operation["operationId"]: operation
             for path in document["paths"].values()
@@ -163,6 +163,12 @@ def converse(call):
 def read(call):
     call("create_embeddings", body={"model": "bert-mean", "input": ["a", "b"]})
     call("rerank", body={"model": "xlm-roberta-rank", "query": "a", "documents": ["b", {"text": "c"}]})
+    asked = {"model": "xlm-roberta-rank", "query": "a", "documents": ["b", "c"]}
+    call("rerank_second", body=asked)
+    call("rerank_bare", body=asked)
+    call("rerank_bare", body={"model": "xlm-roberta-rank", "query": "a", "texts": ["b", "c"]})
+    for operation in ["score", "score_bare"]:
+        call(operation, body={"model": "xlm-roberta-rank", "text_1": "a", "text_2": ["b", "c"]})
     call("classify", body={"model": "bert-classes", "input": "a"})
     tokens = call("tokenize", body={"model": "llama3", "prompt": "Hello", "return_token_strs": True})["tokens"]
     call("tokenize", body={"model": "llama3", "messages": CHAT["messages"]})

@@ -26,7 +26,9 @@ def thinker(tmp_path_factory):
     config = json.loads((model / "tokenizer_config.json").read_text())
     config.pop("chat_template", None)
     (model / "tokenizer_config.json").write_text(json.dumps(config))
-    with running_cluster("--thought-budgets", "low=9", model=model) as url:
+    settings = model.parent / "coordinator.toml"
+    settings.write_text("[thought_budgets]\nlow = 9\n")
+    with running_cluster("--coordinator-config", str(settings), model=model) as url:
         yield url
 
 
