@@ -179,7 +179,9 @@ def read(call):
 
 def batch(call):
     form = call.model("FileForm")
-    file = importlib.import_module("generated.types").File(payload=io.BytesIO(json.dumps(LINE).encode()), file_name="a.jsonl")
+    # So many that the batch has not ended when it is cancelled.
+    lines = "\n".join(json.dumps(LINE | {"custom_id": str(number)}) for number in range(500)).encode()
+    file = importlib.import_module("generated.types").File(payload=io.BytesIO(lines), file_name="a.jsonl")
     purpose = call.model("FileFormPurpose")("batch")
     stored = call("create_file", body=form(file=file, purpose=purpose))["id"]
     call("list_files")
